@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import count
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -111,8 +112,17 @@ def load_table(
 
     Raises:
         CorpusError: There is no such source or column, too many rows are bad, or no row is left;
-            or a class of `datasets` that would be the answers has a name such as `no`.
+            a class of `datasets` that would be the answers has a name such as `no`; or another
+            argument is of another type.
     """
+    is_names = isinstance(columns, Mapping) and all(isinstance(x, str) for x in columns.values())
+    if columns is not None and not is_names:
+        problem = f'columns {columns!r} must be a dictionary of names, such as {{"question": "q"}}'
+        raise CorpusError(problem)
+    if not isinstance(min_positive_grade, Real | None) or not isinstance(max_bad_records, Integral):
+        raise CorpusError(
+            f"{min_positive_grade=!r} must be a number or None, and {max_bad_records=!r} an integer"
+        )
     name = str(source) if isinstance(source, str | Path) else f"the {type(source).__name__}"
     raw = _read(source, name)
     names = _resolve_columns(raw.columns.column_names, columns or {}, name)

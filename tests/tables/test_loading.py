@@ -419,3 +419,18 @@ def test_data_set_is_not_sought_for_half_a_minute_where_no_hub_can_be_reached(mo
     with pytest.raises(CorpusError, match="cannot be read from the hub"):
         load_table("hub:nobody/nothing:train")
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.parametrize(
+    ("argument", "problem"),
+    [
+        ({"columns": "q"}, "columns 'q' must be a dictionary"),
+        ({"columns": ["q", "text", "y"]}, "must be a dictionary"),
+        ({"columns": {"question": 5}}, "must be a dictionary of names"),
+        ({"min_positive_grade": "2"}, "min_positive_grade='2' must be a number"),
+        ({"max_bad_records": "2"}, "max_bad_records='2' an integer"),
+    ],
+)
+def test_argument_of_another_type_is_refused(argument, problem):
+    with pytest.raises(CorpusError, match=problem):
+        load_table(ROWS, **argument)
