@@ -526,7 +526,8 @@ def as_candidate_list(candidates: Sequence[str]) -> list[str]:
 
     Raises:
         EvaluationError: It is no list: one text, whose characters would be ranked; a dict or a data
-            frame, whose keys or columns would be; or nothing to iterate over.
+            frame, whose keys or columns would be; a set, which has no order for the indices of
+            answers; or nothing to iterate over.
     """
     if isinstance(candidates, str | bytes):
         raise EvaluationError(
@@ -534,7 +535,7 @@ def as_candidate_list(candidates: Sequence[str]) -> list[str]:
             fix="put the text into a list, or split it into its sentences",
         )
     has_items = isinstance(candidates, Iterable) and getattr(candidates, "ndim", 1) == 1
-    if isinstance(candidates, Mapping) or not has_items:
+    if isinstance(candidates, Mapping | set | frozenset) or not has_items:
         kind = type(candidates).__name__
         raise EvaluationError(
             f"candidates must be a list of sentences, not of the type {kind}",

@@ -119,7 +119,10 @@ def test_rank_one_text_is_no_list_of_candidates(ranker):
 
 @pytest.mark.parametrize(
     "candidates",
-    [{"Badesso.": 1}, pd.DataFrame({"text": ["Badesso."]}), None, 7, np.array("Badesso."), b"a"],
+    [
+        *({"Badesso.": 1}, pd.DataFrame({"text": ["Badesso."]}), {"Badesso."}),
+        *(None, 7, np.array("Badesso."), b"a"),
+    ],
 )
 @pytest.mark.parametrize("budget_ms", [None, 1_000])
 def test_rank_what_is_no_list_of_texts_is_refused(ranker, candidates, budget_ms):
