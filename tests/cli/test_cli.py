@@ -322,7 +322,7 @@ def test_serve_of_what_is_no_ranker_is_refused_before_ray_starts(tmp_path, capsy
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        (["--model_name", "two words"], "models"),
+        (["--model_name", "two words"], "the name of the model"),
         (["--settings.auth_token_file", "nowhere/tokens"], "one token per line"),
         (["--settings.overload_status_code", "500"], "overload_status_code"),
         (["--settings.limits.max_candidates", "0"], "max_candidates=0: Input should be"),
