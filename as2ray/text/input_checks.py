@@ -27,6 +27,7 @@ def check_top_k(top_k: object, name: str = "top_k") -> None:
     Raises:
         ConfigError: It is below 1, or no integer; it has this name.
     """
-    is_number = isinstance(top_k, Integral) and not isinstance(top_k, bool)
-    if top_k is not None and not (is_number and int(top_k) >= 1):  # type: ignore[call-overload]
+    if top_k is None:
+        return
+    if isinstance(top_k, bool) or not isinstance(top_k, Integral) or int(top_k) < 1:
         raise ConfigError(f"{name}={top_k!r} must be an integer, and at least 1")

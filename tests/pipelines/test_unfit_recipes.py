@@ -119,9 +119,9 @@ def test_test_table_without_a_question_that_counts_is_refused_before_anything_is
     path = tmp_path / "pairs.json"
     path.write_text(json.dumps(rows))
     tables = {**recipe.tables, "mine": TableSpec(path=str(path))}
-    own = replace(recipe, tables=tables, tests=["mine"])
+    unfit = replace(recipe, tables=tables, tests=["mine"])
     with pytest.raises(CorpusError, match=r"table 'mine': of 4 questions / 4 .* no question"):
-        PIPELINE.run(own, tmp_path / "out", WorkersConfig(num_workers=0))
+        PIPELINE.run(unfit, tmp_path / "out", WorkersConfig(num_workers=0))
     assert not list((tmp_path / "store").glob("*Ranker*"))
 
 

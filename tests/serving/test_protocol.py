@@ -148,8 +148,8 @@ def test_what_clients_write_for_nothing_is_taken_as_left_out(client):
     nothing = dict.fromkeys(
         ("model", "top_n", "return_documents", "rank_fields", "max_chunks_per_doc")
     )  # Cohere's v1 sends None as null
-    asked = {"query": QUESTION, "documents": CANDIDATES, **nothing}
-    assert client.post("/v1/rerank", json=asked).status_code == 200
+    body = {"query": QUESTION, "documents": CANDIDATES, **nothing}
+    assert client.post("/v1/rerank", json=body).status_code == 200
     asked = {"query": QUESTION, "documents": CANDIDATES, "top_n": 0}  # vLLM's default
     assert len(client.post("/rerank", json=asked).json()["results"]) == len(CANDIDATES)
 

@@ -386,23 +386,23 @@ def test_silent_rankers_are_noticed_without_asking_them(gateway, silence_s):
 @pytest.mark.parametrize("errors", [1, 2])
 def test_gateway_without_a_core_for_long_does_not_miss_its_rankers(gateway, monkeypatch, errors):
     monkeypatch.setattr(deployment, "PING_PERIOD_S", 0.01)
-    made = gateway(*[RayActorError() for _ in range(errors)])
+    waiting = gateway(*[RayActorError() for _ in range(errors)])
 
     async def ping() -> None:
-        made._note_response()
-        task = asyncio.create_task(made._ping_rankers())
-        while made.num_missed_pings < errors:
+        waiting._note_response()
+        task = asyncio.create_task(waiting._ping_rankers())
+        while waiting.num_missed_pings < errors:
             await asyncio.sleep(0)
         task.cancel()
 
     asyncio.run(ping())
-    made.check_rankers()  # it has missed pings for less than the maximum
-    made.last_response_at -= 6
+    waiting.check_rankers()  # it has missed pings for less than the maximum
+    waiting.last_response_at -= 6
     if errors == 1:
-        made.check_rankers()  # it had no core
+        waiting.check_rankers()  # it had no core
     else:
         with pytest.raises(RequestError, match="6 s"):
-            made.check_rankers()
+            waiting.check_rankers()
 
 
 def test_pings_tell_that_rankers_respond(gateway, monkeypatch):
