@@ -24,9 +24,15 @@ def distill(
         table: What to train on; see `load_table`.
         output: Folder of the ranker, the report and the stages.
         options: Other arguments of `train`, such as `model`, the encoder of the student.
+
+    Raises:
+        ConfigError: The teacher is something else; or see `train`.
     """
+    from as2ray.errors import ConfigError
     from as2ray.experiments.table_training import train
 
+    if not isinstance(teacher, str | Path):
+        raise ConfigError(f"teacher={teacher!r:.200} is neither a folder nor a hub id")
     return train(table, output, teacher=teacher, **options)
 
 

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import wraps
+from inspect import signature
 from textwrap import shorten
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_PROBLEMS = 5
@@ -100,6 +103,29 @@ def suggest(name: str, accepted: Iterable[str]) -> str | None:
     accepted = list(accepted)
     near = get_close_matches(name, accepted, 1) or [each for each in accepted if name in each]
     return f"did you mean {near[0]!r}?" if near else None
+
+
+def validate_arguments(function: Callable[P, T]) -> Callable[P, T]:
+    """Checks and converts the arguments of each call of a function by its annotations.
+
+    The function then raises a `ConfigError` that names an argument which does not fit.
+    """
+    from pydantic import ConfigDict, ValidationError, validate_call
+
+    validated = validate_call(config=ConfigDict(arbitrary_types_allowed=True))(function)
+    names = list(signature(function).parameters)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return validated(*args, **kwargs)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False)[0]
+            name, value = wrong["loc"][0], shorten(repr(wrong["input"]), 100, placeholder=" ...")
+            name = names[name] if isinstance(name, int) else name
+            raise ConfigError(f"{name}={value}: {wrong['msg']}") from None
+
+    return call
 
 
 def from_validation_error(

@@ -7,7 +7,7 @@ import pytest
 import tiny
 
 import as2ray
-from as2ray.errors import ConfigError
+from as2ray.errors import ConfigError, CorpusError
 
 EXPECTED = {"load", "load_table", "train", "make_cascade", "distill", "index", "ask", "evaluate"}
 EXPECTED |= {"serve", "calibrate"}
@@ -57,12 +57,41 @@ def test_what_is_no_index_or_ranker_is_refused_before_the_question(index, tmp_pa
     opened = as2ray.index(tmp_path / "whales.txt", tmp_path / "index", encoder=None)
     with pytest.raises(ConfigError, match="expected a ranker, not 'folder'"):
         as2ray.QuestionAnswerer(opened, "folder")
+    with pytest.raises(ConfigError, match="expected a ranker, not 5"):
+        as2ray.ask("How long is a whale?", opened, model=5)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda ranker: as2ray.load(None), "path=None: Input should be a valid string"),
+        (lambda ranker: as2ray.load("model", dtype="fp64"), "dtype='fp64': Input should be 'auto'"),
+        (lambda ranker: as2ray.load("model", length=9), "length=9: Unexpected keyword argument"),
+        (lambda ranker: as2ray.calibrate(ranker, [], "new"), r"path=PointwiseRanker\(.*\): Input"),
+        (lambda ranker: as2ray.calibrate("model", [], None), "path=None: Input"),
+        (lambda ranker: ranker.calibrate(None), "table=None: Input should be an instance of Table"),
+        (lambda ranker: as2ray.index(None, "new", encoder=None), "documents=None: Input"),
+        (lambda ranker: as2ray.SentenceIndex.open(5), "folder=5: Input"),
+        (lambda ranker: as2ray.save("model", "new"), "ranker='model': Input"),
+        (lambda ranker: as2ray.distill(None, [], "new"), "teacher=None is neither a folder nor"),
+    ],
+)
+def test_wrong_argument_is_refused_in_one_line_that_names_it(call, problem, checkpoint):
+    with pytest.raises(ConfigError, match=f"^{problem}.*$"):
+        call(as2ray.load(checkpoint()))
 
 
 @pytest.mark.parametrize("port", ["8000", True, None])
 def test_port_that_is_no_integer_is_refused(port):
     with pytest.raises(ConfigError, match=f"port={port!r} must be an integer"):
         as2ray.serve("model", port=port)
+
+
+def test_documents_without_a_name_are_not_those_of_this_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "whales.txt").write_text("A whale is long.")
+    with pytest.raises(CorpusError, match="'' is no folder or file"):
+        as2ray.index("", tmp_path / "index", encoder=None)
 
 
 def test_training_on_nothing_is_refused(tmp_path):

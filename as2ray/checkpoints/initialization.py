@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import ConfigDict, NonNegativeInt, PositiveInt, validate_call
+from pydantic import NonNegativeInt, PositiveInt
 
 from as2ray.cascade.ranker_shape import RankerShape, check_model_spec
 from as2ray.checkpoints.gc_pause import gc_paused
@@ -18,7 +18,7 @@ with gc_paused():
     from as2ray.checkpoints.checkpoint_errors import checkpoint_errors
     from as2ray.checkpoints.loading import build_ranker, read_config, read_ranker
     from as2ray.checkpoints.weight_checks import silence_transformers
-    from as2ray.errors import CheckpointError, ConfigError
+    from as2ray.errors import CheckpointError, ConfigError, validate_arguments
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker, Pooling
     from as2ray.models.encoder.encoder import copy_encoder_weights, truncate
     from as2ray.models.encoder.families import get_family
@@ -48,7 +48,7 @@ class _ShapeOptions:
     num_ranking_heads: int
 
 
-@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
+@validate_arguments
 def init_ranker(
     path: str | Path,
     *,
@@ -91,8 +91,8 @@ def init_ranker(
     Raises:
         CheckpointError: The path holds neither an encoder nor a ranker, or its weights are unknown,
             missing or of another shape.
-        ConfigError: Layers, exits and heads do not go together; see `check_model_spec`.
-        pydantic.ValidationError: An argument is out of its range.
+        ConfigError: Layers, exits and heads do not go together; see `check_model_spec`. Or an
+            argument is out of its range.
     """
     torch.manual_seed(seed)
     ranker, has_new_head = read_ranker(path, max_length=max_length, make_new_head=True)

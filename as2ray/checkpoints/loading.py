@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, PositiveInt, validate_call
+from pydantic import PositiveInt
 
 from as2ray.checkpoints.gc_pause import gc_paused
 
@@ -43,7 +43,7 @@ with gc_paused():
     from as2ray.checkpoints.hub import check_hub
     from as2ray.checkpoints.packaged import split_revision
     from as2ray.checkpoints.weight_checks import check_loaded_weights, silence_transformers
-    from as2ray.errors import CheckpointError, ConfigError
+    from as2ray.errors import CheckpointError, ConfigError, validate_arguments
     from as2ray.models.calibration import Calibration
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker
     from as2ray.models.encoder.families import get_family, max_sequence_length
@@ -75,7 +75,7 @@ MEMBER_PREFIX = "member-"
 """Folders of an ensemble's members are named by this prefix and their index."""
 
 
-@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
+@validate_arguments
 def load(
     path: str | Path,
     *,
@@ -99,8 +99,8 @@ def load(
         CheckpointError: There is no ranker at the path, its format is of another version, or its
             weights are unknown, missing or of another shape, or do not fit its activation ranges.
         ConfigError: The encoder has fewer positions than `max_length`; or int8 is requested without
-            such a CPU, or without ranges; or this machine has no such device.
-        pydantic.ValidationError: An argument is out of its range.
+            such a CPU, or without ranges; or this machine has no such device; or an argument is of
+            another type or out of its range.
     """
     if device is not None:
         _check_device(device)

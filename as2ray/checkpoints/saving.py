@@ -15,12 +15,13 @@ with gc_paused():
     from as2ray.checkpoints.activation_ranges import save_activation_ranges
     from as2ray.checkpoints.loading import FORMAT_VERSION, MEMBER_PREFIX
     from as2ray.checkpoints.weight_checks import silence_transformers
-    from as2ray.errors import CheckpointError
+    from as2ray.errors import CheckpointError, validate_arguments
     from as2ray.models.ensemble import EnsembleRanker
     from as2ray.models.ranker import CONFIG_KEY, Ranker
     from as2ray.text.tokenization import TOKENIZER_SETTINGS, PairTokenizer
 
 
+@validate_arguments
 def check_new_path(path: str | Path) -> Path:
     """Checks, before work begins, that its result can be written to a new folder.
 
@@ -36,6 +37,7 @@ def check_new_path(path: str | Path) -> Path:
     return folder
 
 
+@validate_arguments
 def save(
     ranker: Ranker, folder: str | Path, weights: dict[str, torch.Tensor] | None = None
 ) -> Path:

@@ -8,17 +8,15 @@ from typing import Annotated
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, validate_call
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from as2ray.corpora.leaks import normalize_question
 from as2ray.corpora.reader_utils import set_column
-from as2ray.errors import CorpusError
+from as2ray.errors import CorpusError, validate_arguments
 from as2ray.tables.schema import question_indices
 
-_VALIDATION = ConfigDict(arbitrary_types_allowed=True)
 
-
-@validate_call(config=_VALIDATION)
+@validate_arguments
 def sample_questions(
     table: pa.Table,
     num_questions: PositiveInt | None = None,
@@ -153,7 +151,7 @@ def balance_passages(passages: pa.Table, seed: int = 0) -> pa.Table:
     return passages.take(pa.array(np.sort(rows)))
 
 
-@validate_call(config=_VALIDATION)
+@validate_arguments
 def flip_labels(
     table: pa.Table, fraction: Annotated[float, Field(ge=0, le=1)], seed: NonNegativeInt
 ) -> pa.Table:

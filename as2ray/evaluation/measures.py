@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from ir_measures import AP, RR, P
 
-from as2ray.errors import EvaluationError
+from as2ray.errors import ConfigError, EvaluationError
 from as2ray.evaluation.histogram import histogram_svg
 from as2ray.evaluation.presets import Measure, parse_measure
 from as2ray.tables.filters import QuestionFilter, filter_mask
@@ -100,11 +100,14 @@ def evaluate(
     Raises:
         EvaluationError: Scores that do not fit the table, an unknown measure, one of grades such
             as `AP(rel=2)` of labels, no question that passes the filter, or no grades.
-        ConfigError: Unknown filter or order of ties, or what is given is no table.
+        ConfigError: Unknown filter or order of ties, or what is given is no table or no list of
+            measures.
     """
     is_ranker = isinstance(scores, SupportsPredictTable)
     texts = ("question", "candidate") if is_ranker else ()
     check_is_table(table, ("question_id", "candidate_id", "label", *texts))
+    if isinstance(measures, str) or not isinstance(measures, Iterable):
+        raise ConfigError(f"measures must be a list such as ['AP', 'nDCG@10'], not {measures!r}")
     parsed_measures = [parse_measure(measure, relevance) for measure in measures]
     if not parsed_measures:
         raise EvaluationError("no measures; name at least one, such as 'AP'")

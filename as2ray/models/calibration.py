@@ -8,10 +8,11 @@ ties, so candidates are sorted before they are calibrated.
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import ConfigDict, Field, PositiveFloat, validate_call
+from pydantic import ConfigDict, Field, PositiveFloat
 from pydantic.dataclasses import dataclass
 from scipy.special import expit, logit
 
+from as2ray.errors import validate_arguments
 from as2ray.models.reliability_svg import reliability_svg
 from as2ray.tables.reliability import Abstention, Reliability
 from as2ray.tables.score_checks import check_binary_labels, check_probabilities
@@ -91,7 +92,7 @@ class CalibrationResult(NamedTuple):
         return f"the first answer is wrong for {wrong_share:.1%} of the questions; {rule}"
 
 
-@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
+@validate_arguments
 def fit_calibration(
     scores: np.ndarray, labels: np.ndarray, method: CalibrationMethod = "temperature"
 ) -> Calibration:
@@ -104,7 +105,7 @@ def fit_calibration(
 
     Raises:
         EvaluationError: Scores outside 0 to 1, other labels, or labels that are all equal.
-        pydantic.ValidationError: An unknown method.
+        ConfigError: An unknown method.
     """
     from scipy.optimize import minimize_scalar  # Loading it takes 0.5 s.
 

@@ -14,13 +14,12 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 import torch
-from pydantic import ConfigDict, validate_call
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from as2ray.cascade.pruning import DropRatios, Pruning, StagedScores, log_odds
 from as2ray.cascade.time_plan import NOT_SCORED
-from as2ray.errors import ConfigError, EvaluationError
+from as2ray.errors import ConfigError, EvaluationError, validate_arguments
 from as2ray.models.bm25_stage import BM25Selection
 from as2ray.models.calibration import (
     UNCHANGED,
@@ -430,7 +429,7 @@ class Ranker(nn.Module, ABC):
             return ranking
         return Ranking(self.rank_many([(question, candidates)], drop_ratios)[0][:top_k])
 
-    @validate_call(config=ConfigDict(arbitrary_types_allowed=True))
+    @validate_arguments
     def calibrate(
         self,
         table: pa.Table,
@@ -449,7 +448,7 @@ class Ranker(nn.Module, ABC):
 
         Raises:
             EvaluationError: All labels are equal.
-            pydantic.ValidationError: An unknown method, or a precision outside (0, 1].
+            ConfigError: An unknown method, or a precision outside (0, 1].
         """
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         labels = table["label"].to_numpy()

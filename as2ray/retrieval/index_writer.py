@@ -24,11 +24,11 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import ConfigDict, PositiveInt, validate_call
+from pydantic import ConfigDict, PositiveInt
 from pydantic.dataclasses import dataclass
 from scipy import sparse
 
-from as2ray.errors import ConfigError, CorpusError, SentenceIndexError
+from as2ray.errors import ConfigError, CorpusError, SentenceIndexError, validate_arguments
 from as2ray.progress import task
 from as2ray.retrieval.documents import (
     DocumentColumns,
@@ -95,7 +95,7 @@ def map_in_process(function: Callable[[Any], Any], arguments: Sequence[Any]) -> 
     return [function(argument) for argument in arguments]
 
 
-@validate_call
+@validate_arguments
 def write_index(
     documents: str | Path,
     folder: str | Path,
@@ -155,6 +155,8 @@ def write_index(
     # Whether another process still builds there cannot be known on file systems of several nodes.
     for leftover in output.parent.glob(f".{escape(output.name)}-new-????????"):
         log.warning("%s is an unfinished index; if nothing builds it, remove it", leftover)
+    if not str(documents):  # As a path it would be this folder.
+        raise CorpusError("'' is no folder or file of documents")
     parts = list_parts(Path(documents).resolve())
     bounds = np.linspace(0, len(parts), min(num_shards, len(parts)) + 1).round().astype(int)
     groups = [parts[start:end] for start, end in pairwise(bounds)]

@@ -12,9 +12,9 @@ from itertools import islice
 from random import Random
 from typing import Final, Literal
 
-from pydantic import ConfigDict, PositiveInt, SkipValidation, validate_call
+from pydantic import PositiveInt, SkipValidation
 
-from as2ray.errors import ConfigError
+from as2ray.errors import ConfigError, validate_arguments
 from as2ray.retrieval.pseudo_labels import Query
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.schema import batched
@@ -52,7 +52,7 @@ MIN_QUERY_WORDS, MAX_QUERY_WORDS = 3, 7
 """Bounds of the number of words of a question that is half of a sentence's words."""
 
 
-@validate_call(config=ConfigDict(arbitrary_types_allowed=True))
+@validate_arguments
 def generate_queries(
     index: SkipValidation[SentenceIndex],
     query_sources: Sequence[QuerySource] = ("headings", "words"),

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
-from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Protocol
 
@@ -154,8 +153,8 @@ class QuestionAnswerer:
         if not isinstance(self.index, SentenceIndex):
             problem = f"expected an index, not {self.index!r:.200}"
             raise ConfigError(problem, fix="open its folder: as2ray.SentenceIndex.open(folder)")
-        if isinstance(self.ranker, str | Path):
-            problem = f"expected a ranker, not {str(self.ranker)!r:.200}"
+        if self.ranker is not None and not hasattr(self.ranker, "rank"):
+            problem = f"expected a ranker, not {self.ranker!r:.200}"
             raise ConfigError(problem, fix="load its folder: as2ray.load(folder)")
         if self.combined.uses_ranker and self.ranker is None:
             raise ConfigError("the scores were fitted with a ranker, and none is given")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import bm25s
 import numpy as np
@@ -18,7 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pydantic import ValidationError
 
-from as2ray.errors import ConfigError, SentenceIndexError, from_validation_error, lookup
+from as2ray.errors import (
+    ConfigError,
+    SentenceIndexError,
+    from_validation_error,
+    lookup,
+    validate_arguments,
+)
 from as2ray.retrieval.embeddings import Embeddings, LoadEncoder
 from as2ray.retrieval.index_writer import FORMAT_VERSION, MANIFEST, SHARD_SCHEMAS, memory_map_table
 from as2ray.text.bm25 import BM25, BM25Index, SearchHit, select_hits
@@ -123,7 +129,8 @@ class SentenceIndex:
         return f"SentenceIndex({str(self.folder)!r}, {counts})"
 
     @classmethod
-    def open(cls, folder: str | Path, load_encoder: LoadEncoder | None = None) -> "SentenceIndex":
+    @validate_arguments
+    def open(cls, folder: str | Path, load_encoder: LoadEncoder | None = None) -> Self:
         """Opens an index that `write_index` wrote.
 
         Args:

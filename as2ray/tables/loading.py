@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from as2ray.errors import CorpusError, suggest
+from as2ray.errors import ConfigError, CorpusError, suggest
 from as2ray.tables.parquet import ParquetTable
 from as2ray.tables.raw_files import (
     find_delimiter,
@@ -112,15 +112,15 @@ def load_table(
 
     Raises:
         CorpusError: There is no such source or column, too many rows are bad, or no row is left;
-            a class of `datasets` that would be the answers has a name such as `no`; or another
-            argument is of another type.
+            or a class of `datasets` that would be the answers has a name such as `no`.
+        ConfigError: Another argument is of another type.
     """
     is_names = isinstance(columns, Mapping) and all(isinstance(x, str) for x in columns.values())
     if columns is not None and not is_names:
         problem = f'columns {columns!r} must be a dictionary of names, such as {{"question": "q"}}'
-        raise CorpusError(problem)
+        raise ConfigError(problem)
     if not isinstance(min_positive_grade, Real | None) or not isinstance(max_bad_records, Integral):
-        raise CorpusError(
+        raise ConfigError(
             f"{min_positive_grade=!r} must be a number or None, and {max_bad_records=!r} an integer"
         )
     name = str(source) if isinstance(source, str | Path) else f"the {type(source).__name__}"
@@ -199,10 +199,10 @@ def check_source(path: str) -> None:
         CorpusError: There is nothing; names what is there under a similar name.
     """
     place = Path(path)
-    if path.startswith(HUB_PREFIX) or place.exists():
+    if path.startswith(HUB_PREFIX) or (path and place.exists()):  # "" would be this folder
         return
     siblings = [each.name for each in place.parent.iterdir()] if place.parent.is_dir() else []
-    problem = f"there is no table {path} (sought at {place.absolute()})"
+    problem = f"there is no table {path or repr(path)} (sought at {place.absolute()})"
     raise CorpusError(problem, fix=suggest(place.name, siblings))
 
 

@@ -5,7 +5,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import tiny
-from pydantic import ValidationError
 
 from as2ray.corpora.sampling import (
     balance_passages,
@@ -14,14 +13,14 @@ from as2ray.corpora.sampling import (
     select_split,
 )
 from as2ray.corpora.stats import compute_stats
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.schema import CANDIDATE_SCHEMA
 from as2ray.text.bm25 import list_probabilities
 
 
 @pytest.mark.parametrize("name", ["max_negatives", "seed", "num_questions"])
 def test_sample_of_less_than_none_is_refused(name):
-    with pytest.raises(ValidationError, match=name):
+    with pytest.raises(ConfigError, match=name):
         sample_questions(tiny.candidates(4), **{name: 0 if name == "num_questions" else -1})
 
 

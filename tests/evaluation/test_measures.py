@@ -112,6 +112,12 @@ def test_measures_of_grades_are_refused_for_labels(make_table):
     assert evaluate(table, [1.0, 3.0, 2.0], ["AP(rel=1)"]).measures == {"AP": 1 / 3}
 
 
+@pytest.mark.parametrize("measures", [None, "AP", AP])
+def test_what_is_no_list_of_measures_is_refused(measures, make_table):
+    with pytest.raises(ConfigError, match=r"must be a list such as .*, not "):
+        evaluate(make_table([[1, 0]]), [1.0, 0.0], measures)
+
+
 def test_cut_reciprocal_rank_stops_at_its_cutoff(make_table):
     table = make_table([[0, 0, 1]])
     measures = evaluate(table, [3.0, 2.0, 1.0], ["RR@2", "RR@3"]).measures

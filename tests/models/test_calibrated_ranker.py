@@ -3,12 +3,11 @@ import pyarrow as pa
 import pytest
 import tiny
 import torch
-from pydantic import ValidationError
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
-from as2ray.errors import EvaluationError
+from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.calibration import UNCHANGED
 from as2ray.tables.reliability import measure_abstention, measure_reliability
 
@@ -109,7 +108,7 @@ def test_calibration_does_not_outlive_exits_that_are_let_go(checkpoint):
 
 @pytest.mark.parametrize(
     ("label", "precision", "error", "message"),
-    [(0, 0.5, EvaluationError, "labels"), (None, 1.5, ValidationError, "less than or equal to 1")],
+    [(0, 0.5, EvaluationError, "labels"), (None, 1.5, ConfigError, "less than or equal to 1")],
 )
 def test_wrong_labels_or_precision_are_refused_before_scoring(
     checkpoint, monkeypatch, label, precision, error, message

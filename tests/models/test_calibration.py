@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from scipy.special import expit
 
-from as2ray.errors import EvaluationError
+from as2ray.errors import ConfigError, EvaluationError
 from as2ray.models.calibration import Calibration, cross_fit, fit_calibration
 from as2ray.tables.reliability import measure_abstention, measure_reliability
 
@@ -66,7 +65,7 @@ def test_scores_or_labels_that_make_no_sense_are_refused():
         fit_calibration(np.array([0.5, 1.5]), np.array([0, 1]))
     with pytest.raises(EvaluationError, match="all of 2 labels are 1"):
         fit_calibration(np.array([0.5, 0.6]), np.array([1, 1]))
-    with pytest.raises(ValidationError, match="'platt'"):
+    with pytest.raises(ConfigError, match="'platt'"):
         fit_calibration(np.array([0.5, 0.6]), np.array([0, 1]), "platt")
     with pytest.raises(EvaluationError, match="0 scores"):
         measure_reliability(np.array([]), np.array([]))

@@ -8,7 +8,6 @@ import pytest
 import tiny
 import torch
 import transformers
-from pydantic import ValidationError
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
@@ -228,7 +227,7 @@ def test_rank_scores_that_are_not_finite_are_refused(ranker, candidates):
 
 
 def test_dtype_unknown_is_refused(checkpoint):
-    with pytest.raises(ValidationError, match="'int4'"):
+    with pytest.raises(ConfigError, match="'int4'"):
         load(checkpoint("bert"), dtype="int4")
 
 

@@ -206,10 +206,10 @@ def test_generator_asks_about_each_sentence_and_draws_are_bounded(index):
     assert len(generate_queries(index, ["headings", "leading"], max_questions=3)) == 3
     with pytest.raises(ConfigError, match="needs a query_generator"):
         generate_queries(index, ["generator"])
-    with pytest.raises(ValidationError, match="'titles'"):
+    with pytest.raises(ConfigError, match="'titles'"):
         generate_queries(index, ["titles"])
     for max_questions in (0, -1):
-        with pytest.raises(ValidationError, match="max_questions"):
+        with pytest.raises(ConfigError, match="max_questions"):
             generate_queries(index, ["words"], max_questions=max_questions)
 
 

@@ -8,7 +8,6 @@ from random import Random
 import numpy as np
 import pyarrow as pa
 import pytest
-from pydantic import ValidationError
 
 from as2ray.errors import ConfigError, CorpusError, SentenceIndexError
 from as2ray.retrieval.index_writer import (
@@ -237,7 +236,7 @@ def test_broken_index_is_refused(documents, tmp_path, damage):
 
 
 def test_shards_fewer_than_one_are_refused(documents, tmp_path):
-    with pytest.raises(ValidationError, match="num_shards"):
+    with pytest.raises(ConfigError, match="num_shards"):
         write_index(documents, tmp_path / "i", num_shards=0)
     assert not (tmp_path / "i").exists()
 

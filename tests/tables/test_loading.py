@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 import tiny
 
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.hub_connection import HUB_TIMEOUT_S, connection_error
 from as2ray.tables.loading import load_table
 from as2ray.tables.schema import CANDIDATE_SCHEMA
@@ -278,6 +278,12 @@ def test_names_of_columns_are_recognized_whatever_their_capitals():
         load_table([row], columns={"candidate": "sentence"})
 
 
+def test_table_without_a_name_is_not_this_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CorpusError, match="there is no table ''"):
+        load_table("")
+
+
 def test_question_id_with_two_questions_is_a_bad_record():
     row = {"question_id": "1", "question": "q?", "text": "t", "label": 1}
     with pytest.raises(CorpusError, match="row 2: another question"):
@@ -432,5 +438,5 @@ def test_data_set_is_not_sought_for_half_a_minute_where_no_hub_can_be_reached(mo
     ],
 )
 def test_argument_of_another_type_is_refused(argument, problem):
-    with pytest.raises(CorpusError, match=problem):
+    with pytest.raises(ConfigError, match=problem):
         load_table(ROWS, **argument)
