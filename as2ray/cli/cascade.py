@@ -139,6 +139,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     if sum(source is not None for source in sources.values()) != 1:
         given = ", ".join(f"{name}={source}" for name, source in sources.items())
         raise ConfigError(f"give one of --table, --corpus, --pairs and --index ({given})")
+    if questions is not None and index is None:
+        raise ConfigError(f"--questions {questions} needs --index, which finds their candidates")
     ratios = parse_drop_ratios(drop_ratio)
     config = CascadeConfig(
         exit_layers=None if exit_layers is None else tuple(parse_numbers(exit_layers, int)),
@@ -164,10 +166,10 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
         rows = _search_index(index, questions, num_candidates, seed)
     else:
         rows = load_table(table, corpus, split, data_dir, corpus_options, columns)
-        if calibration_table is not None:
-            calibration = load_table(calibration_table, None, "", None, {}, columns)
-        elif corpus is not None and calibration_split is not None:
-            calibration = load_table(None, corpus, calibration_split, data_dir, corpus_options)
+    if calibration_table is not None:
+        calibration = load_table(calibration_table, None, "", None, {}, columns)
+    elif corpus is not None and calibration_split is not None:
+        calibration = load_table(None, corpus, calibration_split, data_dir, corpus_options)
     console = create_console()
     monolith = check_pointwise(load(model))
     facts = read_model_facts(model, monolith)
@@ -189,9 +191,8 @@ def cascade(  # noqa: PLR0913 - every argument is a flag
     if report:
         held_out = held_out_questions(rows, calibration, config)
         others = {} if smaller is None else {str(compare): smaller}
-        shown = (Path(output), monolith, ranker, held_out, facts, lines, others, console)
         with console_log(quiet=quiet, verbose=verbose, json_log=json_log), task("report"):
-            write_report(*shown)
+            write_report(Path(output), monolith, ranker, held_out, facts, lines, others, console)
 
 
 def describe_dropping(ranker: "CascadeRanker") -> list[str]:

@@ -74,6 +74,11 @@ class CascadeConfig:
     def _check_bound(self) -> "CascadeConfig":
         if self.keep_top is None and self.at_least != AT_LEAST:
             raise ValueError(f"at_least={self.at_least:g} needs keep_top")
+        bounds = [n for n in ("keep_top", "use_labels", "high_confidence") if getattr(self, n)]
+        if self.drop_ratios is not None and bounds:
+            raise ValueError(f"drop ratios have no bound, so leave out {', '.join(bounds)}")
+        if self.label_weight is not None and not self.joint:
+            raise ValueError(f"label_weight={self.label_weight:g} needs joint")
         return self
 
     @property

@@ -290,6 +290,18 @@ def test_pairs_without_labels_serve_too(call, tmp_path):
     assert "over 15 questions" in call("--pairs", path, *BOUND)
 
 
+def test_questions_of_a_calibration_table_choose_the_margins_of_pairs_too(call, refused, tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    records = [json.dumps({"question": q, "candidates": c}) for q, c in lists()]
+    path.write_text("\n".join(records))
+    others = tiny.with_distinct_questions(tiny.candidates(9, seed=5))
+    others = tiny.write_corpus(tmp_path / "others", others)
+    assert "over 9 questions" in call("--pairs", path, "--calibration_table", others, *BOUND)
+    shutil.rmtree(tmp_path / "made")
+    error = refused("--pairs", path, "--questions", path, *BOUND)
+    assert f"--questions {path} needs --index" in error
+
+
 def test_index_finds_the_candidates_of_questions(call, refused, tmp_path):
     (tmp_path / "documents").mkdir()
     text = " ".join(TABLE["candidate"].to_pylist())

@@ -82,7 +82,7 @@ def test_answerer_takes_three_answers_with_neighbours_and_measures_the_search(in
 
 
 def test_ranker_is_not_asked_where_it_has_no_weight_or_nothing_is_there(index):
-    ranker = SimpleNamespace(threshold=None, rank=None)  # without a method that ranks
+    ranker = SimpleNamespace(threshold=None, rank=None)  # it cannot be asked
     answerer = QuestionAnswerer(index, ranker, scoring=AnswerScoring({"bm25": 1.0}))
     assert answerer.ask("penguins").answers[0].text == "Penguins cannot fly."
     assert QuestionAnswerer(index, ranker).ask("zebra").answers == ()

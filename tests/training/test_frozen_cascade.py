@@ -442,6 +442,10 @@ def test_what_cannot_become_a_cascade_is_refused_before_it_is_scored(
         {"at_least": 1.0},
         {"at_least": 0.9999},  # without keep_top
         {"exit_layers": (0,)},
+        {"label_weight": 0.5},  # without joint
+        {"use_labels": True, "drop_ratios": (0.5,)},
+        {"keep_top": 3, "drop_ratios": (0.5,)},
+        {"high_confidence": True, "drop_ratios": (0.5,)},
     ],
 )
 def test_settings_out_of_range_are_refused(settings):
