@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import Field
+from pydantic import Field, NonNegativeInt
 
 from as2ray.checkpoints.packaged import resolve_model_path
 from as2ray.cli.console import create_console, create_console_table, validate_corpus_options
@@ -181,21 +181,20 @@ class Corpora:
         table: str,
         other_table: str,
         min_similarity: Annotated[float, Field(gt=0, le=1)] = 0.75,
-        max_examples: int = 20,
+        max_examples: NonNegativeInt = 20,
     ) -> None:
-        """Finds questions that are in two prepared tables, such as training and test.
+        """Finds questions that are in two tables, such as training and test.
 
         Args:
-            table: Folder of a prepared table.
-            other_table: Folder of another one.
+            table: Folder of a prepared table, or a file such as those of `as2ray train`.
+            other_table: Another one.
             min_similarity: Minimum similarity of near duplicates: the number of words that two
                 questions share, divided by the number of words of both (Jaccard).
             max_examples: Maximum number of near duplicates that are printed.
         """
         from as2ray.corpora.leaks import near_duplicate_questions, shared_questions
-        from as2ray.tables.parquet import ParquetTable
 
-        first, second = (ParquetTable.open(path).to_table() for path in (table, other_table))
+        first, second = map(_read_table, (table, other_table))
         num_shared = len(shared_questions(first, second))
         duplicates = near_duplicate_questions(first, second, min_similarity)
         overview = create_console_table("similarity", "question", "question of the other table")
@@ -206,6 +205,14 @@ class Corpora:
             f"{num_shared:,} questions are in both tables; "
             f"{len(duplicates):,} pairs have a similarity of {min_similarity:g} or more"
         )
+
+
+def _read_table(path: str) -> pa.Table:
+    from as2ray.tables.loading import load_table
+    from as2ray.tables.parquet import ParquetTable
+
+    is_text = Path(path).is_file() and not path.endswith(".parquet")
+    return load_table(path) if is_text else ParquetTable.open(path).to_table()
 
 
 def _word_piece_counter(model: str) -> "CountTokens":

@@ -13,7 +13,7 @@ from as2ray.corpora.corpus import HUB, Corpus, CorpusOptions, Source
 from as2ray.corpora.leaks import remove_leaks
 from as2ray.corpora.registry import get_corpus
 from as2ray.corpora.verification import add_counts, data_root
-from as2ray.errors import CorpusError, LeakError
+from as2ray.errors import ConfigError, CorpusError, LeakError
 from as2ray.tables.atomic import atomic_folder
 from as2ray.tables.filters import filter_tables
 from as2ray.tables.fingerprint import Fingerprint
@@ -94,12 +94,14 @@ def prepare_splits(
         The manifest.
 
     Raises:
-        ConfigError: As in `read_split`.
+        ConfigError: As in `read_split`, or no split is named.
         CorpusError: As in `read_split`, or `out_dir` exists, or a split has no rows.
         LeakError: All questions of a split are in `held_out_tables`.
     """
     corpus = get_corpus(corpus) if isinstance(corpus, str) else corpus
     corpus_options, source = corpus.parse_options(options), release_path(corpus, source)
+    if not splits:
+        raise ConfigError(f"no splits; corpus {corpus.name!r} has {sorted(corpus.splits)}")
     if Path(out_dir).exists():
         raise CorpusError(f"{out_dir} exists", fix="remove it or choose another folder")
     entries: dict[str, Any] = {}

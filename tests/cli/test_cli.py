@@ -5,6 +5,7 @@ import json
 import os
 
 import pyarrow as pa
+import pyarrow.csv
 import pytest
 import tiny
 from refusals import refused
@@ -96,6 +97,18 @@ def test_corpora_leaks_finds_shared_and_almost_equal_questions(tmp_path, capsys)
     with pytest.raises(SystemExit):
         main(["corpora", "leaks", "--table", "a", "--other_table", "b", "--min_similarity", "0"])
     assert "min_similarity=0: Input should be greater than 0" in capsys.readouterr().err
+
+
+def test_corpora_leaks_reads_csv_too(tmp_path, capsys):
+    table = tiny.with_distinct_questions(tiny.candidates(3))
+    path, folder = str(tmp_path / "t.csv"), str(tiny.write_corpus(tmp_path / "t", table))
+    pyarrow.csv.write_csv(table, path)
+    for other in (path, folder):
+        main(["corpora", "leaks", "--table", path, "--other_table", other])
+        assert "3 questions are in both tables" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["corpora", "leaks", "--table", path, "--other_table", path, "--max_examples", "-1"])
+    assert "max_examples=-1" in capsys.readouterr().err
 
 
 def test_names_of_files_are_shown_as_they_are(tmp_path, capsys):

@@ -95,6 +95,12 @@ def test_prepare_that_fails_leaves_nothing_behind(wikiqa, tmp_path, splits):
     assert sorted(tmp_path.iterdir()) == before
 
 
+def test_prepare_of_no_split_is_refused(wikiqa, tmp_path):
+    with pytest.raises(ConfigError, match="no splits; corpus 'wikiqa' has"):
+        prepare_splits("wikiqa", wikiqa, tmp_path / "out", {})
+    assert not (tmp_path / "out").exists()
+
+
 def test_prepare_other_counts_than_published_are_refused(wikiqa, tmp_path):
     with pytest.raises(CountMismatchError, match=r"wikiqa/train \(raw"):
         prepare_splits("wikiqa", wikiqa, tmp_path / "out", {"train": "raw"})
