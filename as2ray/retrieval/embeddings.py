@@ -124,7 +124,7 @@ class EncoderInfo:
 def write_embeddings(
     shards: Sequence[Path],
     staging: Path,
-    name: str,
+    encoder: SupportsEncode,
     load_encoder: LoadEncoder,
     map_blocks: MapBlocks | None = None,
 ) -> dict[str, Any]:
@@ -133,8 +133,8 @@ def write_embeddings(
     Args:
         shards: Folders with `sentences.arrow`, all in one folder.
         staging: Folder of the blocks. It may hold blocks of an earlier, interrupted build.
-        name: Name of the encoder.
-        load_encoder: Loads the encoder.
+        encoder: The encoder.
+        load_encoder: Loads it by its name where `map_blocks` encodes.
         map_blocks: Encodes blocks on a cluster; by default this process does.
 
     Returns:
@@ -143,7 +143,6 @@ def write_embeddings(
     Raises:
         SentenceIndexError: An embedding is not finite, or a block is damaged.
     """
-    encoder = load_encoder(name)
     info = EncoderInfo(encoder.name, encoder.dimension, encoder.fingerprint)
     staging.mkdir(exist_ok=True)
     blocks = {shard: list(_list_blocks(shard, staging, info)) for shard in shards}
@@ -433,11 +432,13 @@ class Embeddings:
         Args:
             query: Embedding of a question, shape [dimension].
             k: Maximum number of sentences.
-            exact: Whether all sentences are compared even if there is an approximate index.
+            exact: Whether all sentences are compared even if there is an approximate index. They
+                are, too, if it finds fewer than k.
         """
         if self.is_approximate and not exact:
             indices: npt.NDArray[np.int64] = self._approximate.search(query[None], k)[1][0]
-            return indices[indices >= 0]
+            if (indices := indices[indices >= 0]).size == min(k, self.shard_bounds[-1]):
+                return indices
         best_indices, best_scores = [], []
         for start, shard in zip(self.shard_bounds, self.shards):
             scores = shard.similarities(query)

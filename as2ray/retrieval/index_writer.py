@@ -136,19 +136,6 @@ def write_index(
     config = config or IndexConfig()
     output = Path(folder).resolve()
     get_splitter(config.sentence_splitter)
-    embed = None
-    staging = output.with_name(f".{output.name}-embeddings")
-    if config.encoder is not None:
-        if load_encoder is None:
-            fix = "pass load_encoder=load_sentence_encoder"
-            raise ConfigError(f"nothing loads the encoder {config.encoder}", fix)
-        embed = partial(
-            write_embeddings,
-            staging=staging,
-            name=config.encoder,
-            load_encoder=load_encoder,
-            map_blocks=map_blocks,
-        )
     if output.exists() and not (overwrite and (output / MANIFEST).is_file()):
         fix = "choose another folder, or pass overwrite, which replaces only an index"
         raise SentenceIndexError(f"{output} exists", fix)
@@ -160,14 +147,28 @@ def write_index(
     parts = list_parts(Path(documents).resolve())
     bounds = np.linspace(0, len(parts), min(num_shards, len(parts)) + 1).round().astype(int)
     groups = [parts[start:end] for start, end in pairwise(bounds)]
+    staging = output.with_name(f".{output.name}-embeddings")
+    embed = encoder = None
+    if config.encoder is not None:
+        if load_encoder is None:
+            fix = "pass load_encoder=load_sentence_encoder"
+            raise ConfigError(f"nothing loads the encoder {config.encoder}", fix)
+        encoder = load_encoder(config.encoder)
+        embed = partial(
+            write_embeddings,
+            staging=staging,
+            encoder=encoder,
+            load_encoder=load_encoder,
+            map_blocks=map_blocks,
+        )
     try:
         with atomic_folder(output, overwrite=overwrite) as new_folder:
             manifest = _write_contents(new_folder, groups, config, map_function, embed)
-            if with_subject_bound and config.encoder is not None and load_encoder is not None:
+            if with_subject_bound and encoder is not None:
                 from as2ray.retrieval.subject_bound import store_min_similarity  # It imports this.
 
                 with task("bound of the similarity"):
-                    manifest = store_min_similarity(new_folder, load_encoder)
+                    manifest = store_min_similarity(new_folder, lambda _: encoder)
     except OSError as error:
         problem = f"{output}: the index cannot be written: {error}"
         fix = "free disk space or choose another folder; the incomplete index was removed"
@@ -251,7 +252,8 @@ def add_embeddings(
         ignored = shutil.ignore_patterns(MANIFEST, "embedding*", ENCODER_FOLDER)
         shutil.copytree(index, new, dirs_exist_ok=True, ignore=ignored, copy_function=_link)
         shards = [new / name for name in manifest["shards"]]
-        entry = write_embeddings(shards, staging, encoder, load_encoder, map_blocks)
+        loaded = load_encoder(encoder)
+        entry = write_embeddings(shards, staging, loaded, load_encoder, map_blocks)
         if Path(encoder).is_dir():
             shutil.copytree(encoder, new / ENCODER_FOLDER, copy_function=_link)
             entry["name"] = ENCODER_FOLDER

@@ -198,6 +198,10 @@ def test_approximate_search_agrees_with_the_exact_one(build, monkeypatch):
     without_file = replace(index.embeddings, folder=Path("nowhere"))
     assert without_file.search(query, 50, exact=True).tolist() == exact.tolist()
     assert index.search_candidates(QUESTION, 5)[0].similarity is not None
+    # Where the lists that are probed hold too few, all sentences are compared.
+    index.embeddings._approximate.nprobe = 1
+    for k in (270, 1_000):
+        assert sorted(index.embeddings.search(query, k)) == list(range(270))
 
 
 def test_interrupted_build_goes_on_and_leaves_the_older_index_usable(build, tmp_path, monkeypatch):

@@ -59,6 +59,18 @@ def test_no_bound_is_stored_where_documents_give_no_question(sentence_encoder, t
     assert json.loads((tmp_path / "i" / MANIFEST).read_text())["min_similarity"] is None
 
 
+def test_encoder_is_loaded_once(documents, sentence_encoder, tmp_path):
+    loaded = []
+
+    def load(name):
+        loaded.append(name)
+        return load_sentence_encoder(name)
+
+    config, options = IndexConfig(encoder=sentence_encoder), {"with_subject_bound": True}
+    write_index(documents, tmp_path / "i", config, load_encoder=load, **options)
+    assert loaded == [sentence_encoder]
+
+
 def test_index_appears_with_its_bound_or_not_at_all(
     documents, sentence_encoder, tmp_path, monkeypatch
 ):
