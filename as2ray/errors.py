@@ -120,10 +120,14 @@ def validate_arguments(function: Callable[P, T]) -> Callable[P, T]:
         try:
             return validated(*args, **kwargs)
         except ValidationError as error:
+            if error.title != function.__qualname__:  # of something that the function does
+                raise
             wrong = error.errors(include_url=False)[0]
-            name, value = wrong["loc"][0], shorten(repr(wrong["input"]), 100, placeholder=" ...")
-            name = names[name] if isinstance(name, int) else name
-            raise ConfigError(f"{name}={value}: {wrong['msg']}") from None
+            name = wrong["loc"][0]
+            name = names[name] if isinstance(name, int) else str(name)
+            if not wrong["type"].startswith("missing"):
+                name += "=" + shorten(repr(wrong["input"]), 100, placeholder=" ...")
+            raise ConfigError(f"{name}: {wrong['msg']}") from None
 
     return call
 

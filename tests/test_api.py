@@ -5,9 +5,10 @@ import sys
 
 import pytest
 import tiny
+from pydantic import TypeAdapter, ValidationError
 
 import as2ray
-from as2ray.errors import ConfigError, CorpusError
+from as2ray.errors import ConfigError, CorpusError, validate_arguments
 
 EXPECTED = {"load", "load_table", "train", "make_cascade", "distill", "index", "ask", "evaluate"}
 EXPECTED |= {"serve", "calibrate"}
@@ -67,6 +68,7 @@ def test_what_is_no_index_or_ranker_is_refused_before_the_question(index, tmp_pa
         (lambda ranker: as2ray.load(None), "path=None: Input should be a valid string"),
         (lambda ranker: as2ray.load("model", dtype="fp64"), "dtype='fp64': Input should be 'auto'"),
         (lambda ranker: as2ray.load("model", length=9), "length=9: Unexpected keyword argument"),
+        (lambda ranker: as2ray.load(), "path: Missing required argument"),
         (lambda ranker: as2ray.calibrate(ranker, [], "new"), r"path=PointwiseRanker\(.*\): Input"),
         (lambda ranker: as2ray.calibrate("model", [], None), "path=None: Input"),
         (lambda ranker: ranker.calibrate(None), "table=None: Input should be an instance of Table"),
@@ -79,6 +81,16 @@ def test_what_is_no_index_or_ranker_is_refused_before_the_question(index, tmp_pa
 def test_wrong_argument_is_refused_in_one_line_that_names_it(call, problem, checkpoint):
     with pytest.raises(ConfigError, match=f"^{problem}.*$"):
         call(as2ray.load(checkpoint()))
+
+
+def test_what_a_function_does_with_good_arguments_is_not_reported_as_theirs():
+    @validate_arguments
+    def convert(number: str) -> int:
+        return TypeAdapter(int).validate_python(number)
+
+    assert convert("5") == 5
+    with pytest.raises(ValidationError, match="for int"):
+        convert("five")
 
 
 @pytest.mark.parametrize("port", ["8000", True, None])
