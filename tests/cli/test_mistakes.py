@@ -106,6 +106,7 @@ def test_mistake_on_the_command_line(
     [
         (["--config", RECIPE.replace("minilm", "minilmm")], "did you mean 'tanda_minilm.yaml'?"),
         (["--config", "nothing_of_it.yaml"], "there is no such file\n"),
+        (["--config", "elsewhere/tanda_table3.yaml"], "there is no such file\n"),
         (["--config", RECIPE, "--sedes", "[0]"], "sedes: unknown key; did you mean 'seeds'?"),
         (["--config", RECIPE, "--worker.num_workers", "1"], "did you mean 'workers'?"),
         (["--config", RECIPE, "--runs.wikqa.loss", "margin_ranking"], "did you mean 'wikiqa'?"),
@@ -119,6 +120,8 @@ def test_mistake_on_the_command_line(
         (["--config", str(RECIPES / "no_profiles.yaml"), "--profile", "node"], "no `profiles`"),
         (["--config", RECIPE, "--workers.num_workers", "0"], "set AS2RAY_DATA"),
         (["--config", RECIPE], "set AS2RAY_DATA"),
+        (["--config", Path(RECIPE).name], "set AS2RAY_DATA"),  # the one that is installed
+        (["--config", f"pipelines/recipes/{Path(RECIPE).name}"], "set AS2RAY_DATA"),
         (["--seeds", "[0]"], "runs, baseline: required, and not given\n  fix: name a recipe:"),
     ],
 )

@@ -148,8 +148,10 @@ def test_grids_that_choose_alike_make_one_index(complete):
     other = CandidateIndex((SOURCE,), BM25Grid(Rows(ROWS[:3]), ((0.9, 0.4),)))
     assert index.key != other.key
     assert complete(other)[1] == folder
-    weaker = CandidateIndex((SOURCE,), BM25Grid(SOURCE, ((1.2, 0.4),)))
-    assert complete(weaker)[1] != folder
+    weaker = complete(CandidateIndex((SOURCE,), BM25Grid(SOURCE, ((1.2, 0.4),))))[1]
+    assert weaker != folder
+    opened = SentenceIndex.open(weaker / INDEX)
+    assert opened.manifest["settings"]["bm25"].items() >= {"k1": 1.2, "b": 0.4}.items()
 
 
 def test_retrieved_candidates_come_from_all_and_keep_their_labels(complete):

@@ -278,7 +278,9 @@ def test_search_counts_the_questions_whose_answer_is_found(embedded, table, scor
 
 
 def test_risk_counts_questions_on_other_subjects_last():
-    def result(best_score: float, is_given: bool, is_off_topic: bool = False) -> QuestionAnswer:
+    def result(
+        best_score: float | None, is_given: bool, is_off_topic: bool = False
+    ) -> QuestionAnswer:
         answer = Answer("text", 1.0, "document", "", "", "")
         answers = (answer,) if is_given else ()
         return QuestionAnswer(answers, 1, best_score, None, answer, is_off_topic=is_off_topic)
@@ -299,6 +301,9 @@ def test_risk_counts_questions_on_other_subjects_last():
     }
     assert described["AURC"] == pytest.approx((0 + 0 + 1 / 3 + 1 / 2) / 4)
     assert "AURC" not in describe_abstention(own, np.zeros(4, bool), others, False)
+    without_candidates = [result(None, False), result(0.8, True)]
+    described = describe_abstention(without_candidates, np.array([0, 1], bool), [], True)
+    assert described["AURC"] == pytest.approx((0 + 1 / 2) / 2)
 
 
 def test_similarity_is_the_product_of_the_embeddings(table, sentence_encoder, complete):

@@ -163,6 +163,12 @@ def test_single_weight_is_taken_whatever_dev_says(complete, rankers, weight):
         assert torch.allclose(values, torch.lerp(own[name], other[name], weight))
 
 
+def test_interpolated_ranker_is_the_nearest_to_the_trained_one_of_equals(complete, rankers):
+    tuned, _ = rankers
+    stage = InterpolatedRanker(tuned, tuned, Candidates(4, 6), "RR", "raw", (0.5, 0.0, 1.0))
+    assert complete(stage)[0]["start_weight"] == 0.0
+
+
 def test_interpolated_ranker_is_where_dev_likes_it_best(complete, rankers):
     tuned, start = rankers
     stage = InterpolatedRanker(tuned, start, Candidates(20, 6), "RR", "raw", (0.0, 1.0))
