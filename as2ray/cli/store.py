@@ -17,7 +17,7 @@ class StoreCommands:
         """
         _print_stages(Store(store).stored_stages(), "in the store")
 
-    def prune(self, store: str, keep: Sequence[str], dry_run: bool = False) -> None:
+    def prune(self, store: str, keep: tuple[str, ...], dry_run: bool = False) -> None:
         """Removes all stages but those that an output needs, also one whose run was interrupted.
 
         Args:

@@ -60,7 +60,7 @@ def execute(
         label: What the experiment calls it.
 
     Raises:
-        ConfigError: The disk of the store is full or cannot be written.
+        ConfigError: The disk of the store is full, or the store cannot be written.
     """
     fingerprints = {each: result.fingerprint for each, result in inputs.items()}
     digest = stage.digest(fingerprints)
@@ -96,9 +96,11 @@ def _disk_errors(store: Store) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        is_denied = error.errno == errno.EACCES and str(error.filename).startswith(store.uri)
+        if error.errno not in DISK_ERRORS and not is_denied:
             raise
-        fix = "make room there and in TMPDIR, or choose another --store; the run resumes"
+        fix = "make room there and in TMPDIR, or choose a --store that you may write into"
+        fix += "; the run resumes"
         raise ConfigError(f"nothing can be written into {store.uri}: {error}", fix) from error
 
 

@@ -50,6 +50,8 @@ LEASE_TIMEOUT_S = 60.0
 """Seconds after which a lease that was not renewed is taken over."""
 SETTLE_S = 1.0
 """Seconds after which all processes that write a lease see which of them wrote last."""
+DIGEST = re.compile("[0-9a-f]{16}")
+"""Digest of a stage. Other folders are no stages, and are neither listed nor removed."""
 NUM_LOOKUPS = 32
 """Manifests that are read at the same time."""
 
@@ -295,7 +297,7 @@ class Store(NodeFiles):
         with self._explained():
             entries = self._files.find("", detail=True)
         for path, entry in entries.items():
-            if len(parts := path.split("/", 2)) == 3:
+            if len(parts := path.split("/", 2)) == 3 and DIGEST.fullmatch(parts[1]):
                 files.setdefault((parts[0], parts[1]), {})[parts[2]] = entry["size"]
         if not files:
             raise ConfigError(f"{self.uri} has no stages", fix="correct --store")
@@ -315,7 +317,8 @@ class Store(NodeFiles):
             The stages that are removed.
 
         Raises:
-            ConfigError: An output has no links or damaged ones, or a stage is running.
+            ConfigError: An output has no links or damaged ones, a stage is running, or a stage
+                cannot be removed.
         """
         stages = self.stored_stages()
         names: list[str] = []
@@ -338,7 +341,11 @@ class Store(NodeFiles):
                 raise ConfigError(f"{problem} in {self.uri}", fix="wait until it is finished")
         removed = [stage for stage in stages if f"{stage.kind}/{stage.digest}" not in needed]
         for stage in [] if dry_run else removed:
-            self.remove(stage.kind, stage.digest)
+            try:
+                self.remove(stage.kind, stage.digest)
+            except OSError as error:
+                problem = f"cannot remove {stage.kind}/{stage.digest} from {self.uri}: {error}"
+                raise ConfigError(problem, fix="prune it where you may write into it") from error
         return removed
 
     def remove(self, kind: str, digest: str) -> None:

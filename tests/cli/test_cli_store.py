@@ -7,18 +7,20 @@ import pytest
 from as2ray.cli.main import main
 from as2ray.experiments.store import Store
 
+KEPT, OTHER = "0" * 16, "f" * 16
+
 
 @pytest.fixture
 def store(tmp_path):
     """A store with two stages, and an output that links the first."""
     store = Store(str(tmp_path / "store"))
-    for digest in ("kept", "other"):
+    for digest in (KEPT, OTHER):
         folder = store.work_folder("PreparedTable", digest)
         folder.mkdir(parents=True)
         (folder / "part-0.parquet").write_bytes(b"x" * 10_000)
         store.commit("PreparedTable", digest, {"outputs": {}})
     (tmp_path / "output").mkdir()
-    links = {"tables/test": {"kind": "PreparedTable", "digest": "kept", "inputs": {}}}
+    links = {"tables/test": {"kind": "PreparedTable", "digest": KEPT, "inputs": {}}}
     (tmp_path / "output/stages.json").write_text(json.dumps(links))
     return store
 
@@ -32,7 +34,7 @@ def test_store_list_names_each_stage_with_its_size(store, capsys):
     main(["store", "list", "--store", store.uri])
     lines = capsys.readouterr().out.splitlines()
     sizes = [stage.num_bytes for stage in store.stored_stages()]
-    assert lines[1].split() == ["PreparedTable", "kept", f"{sizes[0]:,}", "complete"]
+    assert lines[1].split() == ["PreparedTable", KEPT, f"{sizes[0]:,}", "complete"]
     assert lines[-1] == f"2 stages with {sum(sizes):,} bytes in the store"
 
 
@@ -44,8 +46,8 @@ def test_store_prune_removes_what_no_kept_output_links(store, tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert f"1 stages with {size:,} bytes would be removed" in lines
     assert lines[-1] == f"1 stages with {size:,} bytes removed"
-    assert [stage.digest for stage in store.stored_stages()] == ["kept"]
-    assert not (tmp_path / "store/PreparedTable/other").exists()
+    assert [stage.digest for stage in store.stored_stages()] == [KEPT]
+    assert not (tmp_path / "store/PreparedTable" / OTHER).exists()
 
 
 def test_store_prune_of_a_folder_that_is_no_output_removes_nothing(store, tmp_path, capsys):

@@ -64,6 +64,10 @@ TRAIN = ("train", "--table", "x.csv", "--output", "out")
         ([*TRAIN, "--training.epochs", "many"], "training.epochs=many is no int"),
         ([*TRAIN, "--columns", "q=question"], """write it as '{"NAME": "VALUE"}'"""),
         (["evaluate", "--measures", "AP"], "measures=AP is no list[str] or null\n  fix: write"),
+        (
+            ["store", "prune", "--store", "s", "--keep", "output"],
+            """keep=output is no list\n  fix: write it as '["A", "B"]'""",
+        ),
         ([*TRAIN, "--training.global_batch_size", "0"], "should be greater than 0"),
         (
             [*TRAIN, "--training.lr_scheduler_type", "linaer"],

@@ -65,18 +65,24 @@ def test_reports_are_written_into_an_output_that_describes_its_run(store, log, t
 
 
 @dataclass(frozen=True, eq=False)
-class FullDisk(Stage):
-    """Writes to a disk that is full."""
+class FailingDisk(Stage):
+    """Writes to a disk that refuses it."""
+
+    error: int
+    path: str
 
     def run(self, context):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError(self.error, os.strerror(self.error), self.path)
 
 
-def test_full_disk_is_an_error_that_names_the_store(store):
-    run = run_stages(store, FullDisk())
-    problem = rf"nothing can be written into {re.escape(store.uri)}: .* No space left on device\n"
-    with pytest.raises(ConfigError, match=problem):
-        run.raise_failures({})
+def test_store_that_is_full_or_of_another_user_is_an_error_that_names_it(store):
+    for error, path in ((errno.ENOSPC, "/tmp/a"), (errno.EACCES, f"{store.uri}/a")):
+        run = run_stages(store, FailingDisk(error, path))
+        problem = rf"nothing can be written into {re.escape(store.uri)}: .* {os.strerror(error)}"
+        with pytest.raises(ConfigError, match=problem):
+            run.raise_failures({})
+    with pytest.raises(PermissionError):  # of a file elsewhere
+        run_stages(store, FailingDisk(errno.EACCES, "/data/a")).raise_failures({})
 
 
 def test_lease_that_a_full_disk_does_not_take_keeps_nobody_waiting(store, log, monkeypatch):

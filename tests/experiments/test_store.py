@@ -1,5 +1,6 @@
 """The store on a disk and on an object store: results, leases, resuming, pruning."""
 
+import errno
 import json
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from as2ray.experiments.stage import Result, Stage
 from as2ray.experiments.store import LEASE, MANIFEST, Store
 
 WORKERS = WorkersConfig()
+DIGEST = "0123456789abcdef"
 LOG = "RUN_LOG"
 """Environment variable with the path of a file that gets a line for each run of a stage."""
 
@@ -94,7 +96,7 @@ def run_stages(store, *stages):
 
 
 def write_lease(store, owner, age_s=0.0, namespace="other"):
-    path = store.work_folder("Kind", "digest") / LEASE
+    path = store.work_folder("Kind", DIGEST) / LEASE
     path.parent.mkdir(parents=True, exist_ok=True)
     lease = {"owner": owner, "pid_namespace": namespace, "time": time.time() - age_s}
     path.write_text(json.dumps(lease))
@@ -112,7 +114,7 @@ def test_folder_or_file_uri_is_an_absolute_folder(uri, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     store = Store(uri.format(tmp_path))
     assert store.is_local
-    assert store.work_folder("Kind", "digest") == tmp_path / "store/Kind/digest"
+    assert store.work_folder("Kind", DIGEST) == tmp_path / f"store/Kind/{DIGEST}"
 
 
 @pytest.mark.parametrize("uri", ["http://host/x", "hdfs://host/x", "s4:/x", "simplecache::s3://b"])
@@ -251,27 +253,27 @@ def test_missing_credentials_are_told(bucket, monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     with pytest.raises(ConfigError, match=r"store s3://.*[Cc]redentials"):
-        Store(bucket).manifest("Kind", "digest")
+        Store(bucket).manifest("Kind", DIGEST)
 
 
 def test_storage_of_ray_lies_in_the_store(uri, tmp_path):
     store = Store(uri, cache=str(tmp_path / "node"))
-    store.work_folder("Kind", "digest").mkdir(parents=True)
-    path, filesystem = store.train_storage(store.work_folder("Kind", "digest") / "scratch")
+    store.work_folder("Kind", DIGEST).mkdir(parents=True)
+    path, filesystem = store.train_storage(store.work_folder("Kind", DIGEST) / "scratch")
     if filesystem is None:
-        assert path == str(tmp_path / "store/Kind/digest/scratch")
+        assert path == str(tmp_path / f"store/Kind/{DIGEST}/scratch")
         return
     filesystem.create_dir(f"{path}/run")
     with filesystem.open_output_stream(f"{path}/run/checkpoint") as file:
         file.write(b"state")
-    store.restore(store.work_folder("Kind", "digest") / "scratch/run")
-    assert (store.work_folder("Kind", "digest") / "scratch/run/checkpoint").read_bytes() == b"state"
-    store.commit("Kind", "digest", {"outputs": {}})
+    store.restore(store.work_folder("Kind", DIGEST) / "scratch/run")
+    assert (store.work_folder("Kind", DIGEST) / "scratch/run/checkpoint").read_bytes() == b"state"
+    store.commit("Kind", DIGEST, {"outputs": {}})
     assert [s.num_bytes for s in store.stored_stages()] == [len(_manifest_bytes(store))]
 
 
 def _manifest_bytes(store):
-    return (store.work_folder("Kind", "digest") / MANIFEST).read_bytes()
+    return (store.work_folder("Kind", DIGEST) / MANIFEST).read_bytes()
 
 
 def _run_in_process(uri, cache, queue):
@@ -344,7 +346,7 @@ def test_stale_lease_that_threads_take_over_is_held_by_one_at_a_time(tmp_path, m
     num_holders, counts = [], []
 
     def hold():
-        with Store(str(tmp_path)).lease("Kind", "digest"):
+        with Store(str(tmp_path)).lease("Kind", DIGEST):
             num_holders.append(1)
             time.sleep(0.3)
             counts.append(len(num_holders))
@@ -381,13 +383,13 @@ def test_lease_is_taken_over_if_it_is_old_or_its_process_of_this_host_is_gone(
     remover = threading.Timer(1.0, path.unlink, kwargs={"missing_ok": True})
     if not is_stale:
         remover.start()
-    with store.lease("Kind", "digest") as is_held:
+    with store.lease("Kind", DIGEST) as is_held:
         assert is_held()
         assert remover.finished.is_set() != is_stale
         assert json.loads(path.read_text())["pid_namespace"] == store_module._pid_namespace()
     assert not path.exists()
     waits = [record.getMessage() for record in caplog.records]
-    message = f"waiting for {owner.removesuffix(':id')} to finish Kind digest"
+    message = f"waiting for {owner.removesuffix(':id')} to finish Kind {DIGEST}"
     assert waits == ([] if is_stale else [message])
 
 
@@ -398,25 +400,25 @@ def test_lease_of_a_process_that_was_killed_before_it_wrote_is_taken_over(
     path = write_lease(store := Store(str(tmp_path)), "x:1:id")
     path.write_bytes(b"")
     started_at = time.monotonic()
-    with store.lease("Kind", "digest") as is_held:
+    with store.lease("Kind", DIGEST) as is_held:
         assert is_held()
     assert time.monotonic() - started_at >= 0.5
 
 
 def test_lease_is_renewed_while_it_is_held(uri, tmp_path, quick_leases):
     store = Store(uri, cache=str(tmp_path / "node"))
-    with store.lease("Kind", "digest"):
-        first = store._read_lease("Kind/digest/lease.json")
+    with store.lease("Kind", DIGEST):
+        first = store._read_lease(f"Kind/{DIGEST}/lease.json")
         deadline = time.monotonic() + 10
-        while store._read_lease("Kind/digest/lease.json")["time"] == first["time"]:
+        while store._read_lease(f"Kind/{DIGEST}/lease.json")["time"] == first["time"]:
             assert time.monotonic() < deadline
             time.sleep(0.02)
-    assert store._read_lease("Kind/digest/lease.json") == {}
+    assert store._read_lease(f"Kind/{DIGEST}/lease.json") == {}
 
 
 def test_lost_lease_is_neither_renewed_nor_deleted(tmp_path, quick_leases, caplog):
     store = Store(str(tmp_path))
-    with store.lease("Kind", "digest") as is_held:
+    with store.lease("Kind", DIGEST) as is_held:
         time.sleep(0.1)
         # A renewal that has read the lease may overwrite it once, as a process that takes a
         # lease over would see after a second.
@@ -424,7 +426,8 @@ def test_lost_lease_is_neither_renewed_nor_deleted(tmp_path, quick_leases, caplo
             path = write_lease(store, "other:1:id")
             time.sleep(0.2)
     assert json.loads(path.read_text())["owner"] == "other:1:id"
-    assert [record.getMessage() for record in caplog.records] == ["lost the lease of Kind digest"]
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [f"lost the lease of Kind {DIGEST}"]
 
 
 def test_stage_that_lost_its_lease_waits_for_the_result_of_the_other_process(
@@ -508,12 +511,34 @@ def test_prune_of_an_output_without_links_is_refused(tmp_path, runs):
     assert len(store.stored_stages()) == 1
 
 
+def test_folders_that_are_no_stages_are_neither_listed_nor_removed(uri, tmp_path, runs):
+    store = Store(uri, cache=str(tmp_path / "node"))
+    store._write("project/source/main.py", b"x")
+    with pytest.raises(ConfigError, match="has no stages"):
+        store.prune([])
+    run_stages(store, WriteText("a"))
+    assert [stage.kind for stage in store.prune([])] == ["WriteText"]
+    assert store._files.exists("project/source/main.py")
+
+
+def test_prune_of_a_store_that_cannot_be_written_names_the_store(tmp_path, runs, monkeypatch):
+    store = Store(str(tmp_path))
+    run_stages(store, WriteText("a"))
+
+    def refuse(self, name):
+        raise OSError(errno.EROFS, "Read-only file system", name)
+
+    monkeypatch.setattr(Store, "_delete", refuse)
+    with pytest.raises(ConfigError, match=rf"cannot remove WriteText/\w+ from {tmp_path}: .*Read"):
+        store.prune([])
+
+
 def test_prune_while_a_stage_is_running_is_refused(tmp_path, runs):
     store = Store(str(tmp_path / "store"))
     run_stages(store, WriteText("a"))
     with (
-        store.lease("Kind", "digest"),
-        pytest.raises(ConfigError, match=rf"{os.getpid()} is running Kind/digest"),
+        store.lease("Kind", DIGEST),
+        pytest.raises(ConfigError, match=rf"{os.getpid()} is running Kind/{DIGEST}"),
     ):
         store.prune([])
     write_lease(store, f"{socket.gethostname()}:1:id", age_s=61)
