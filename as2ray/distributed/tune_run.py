@@ -20,6 +20,7 @@ from optuna.storages import JournalStorage
 from optuna.study import StudyDirection
 from ray import tune
 from ray.exceptions import RayError
+from ray.tune.experiment import Trial as TuneTrial
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
@@ -27,7 +28,7 @@ from as2ray.distributed.cluster import PLACEMENT_GROUP, release_placement_group
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.distributed.trials import JOURNAL, STUDY, Journal, Trial, is_best, write_reports
 from as2ray.distributed.workers_config import WorkersConfig, gang_resources
-from as2ray.errors import SearchError
+from as2ray.errors import DivergedError, SearchError
 from as2ray.tables.atomic import atomic_file
 from as2ray.training.job import TrainingJob
 from as2ray.training.tracking import end_run, read_metrics
@@ -246,6 +247,7 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """See `tune.Callback`."""
+        trial.__class__ = _Trial  # Tune has no other way to choose which errors end a trial.
         self._update(trial, "running")
 
     def on_trial_result(
@@ -324,8 +326,23 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
         )
 
 
+class _Trial(TuneTrial):  # type: ignore[misc]
+    """A trial of Tune that is not repeated if its loss diverged, as it would end the same way."""
+
+    def should_recover(self) -> bool:
+        """See `tune.experiment.Trial`."""
+        has_diverged = self.pickled_error_file and isinstance(_read_error(self), DivergedError)
+        return super().should_recover() and not has_diverged
+
+
 def _describe_error(trial: Any) -> str:
-    """Returns the first line of the error of a trial of Tune, without Ray's around it.
+    """Returns the first line of the error of a trial of Tune."""
+    error = _read_error(trial)
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _read_error(trial: Any) -> Any:
+    """Returns the error of a trial of Tune, without Ray's around it.
 
     Of the errors of a trial's workers it is that of the first worker.
     """
@@ -333,7 +350,7 @@ def _describe_error(trial: Any) -> str:
     error = getattr(error, "cause", None) or error
     if failures := getattr(error, "worker_failures", None):
         error = failures[min(failures)]
-    return f"{type(error).__name__}: {error}".splitlines()[0]
+    return error
 
 
 def _trial_number(trial: Any) -> int:

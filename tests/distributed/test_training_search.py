@@ -9,7 +9,7 @@ import tiny
 from as2ray.distributed import tune_run
 from as2ray.distributed.tune import search_training
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import SearchError, TrainingError
+from as2ray.errors import DivergedError, SearchError, TrainingError
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.tracking import (
@@ -115,11 +115,17 @@ def test_value_of_a_trial_is_that_of_the_checkpoint_that_it_keeps(job, tmp_path,
 
 
 @pytest.mark.slow
-def test_search_without_a_finished_trial_fails(job, tmp_path, ray_local, monkeypatch):
-    monkeypatch.setattr(tune_run, "MAX_TRIAL_FAILURES", 0)
-    create_job = create_jobs(job, None)
+def test_search_without_a_finished_trial_fails_and_a_diverged_one_is_not_repeated(
+    tmp_path, ray_local
+):
+    def create_job(params):
+        with (tmp_path / "attempts").open("a") as file:
+            file.write("attempt\n")
+        raise DivergedError("the loss is nan")
+
     with pytest.raises(SearchError, match=r"none of the 1 trials(.|\n)*fix: "):
         search_training(create_job, numbered, tmp_path / "search", IN_TURN, num_trials=1)
+    assert (tmp_path / "attempts").read_text() == "attempt\n"
 
 
 @pytest.mark.slow
