@@ -215,9 +215,25 @@ def _find_config(path: str) -> Path:
     return next((place for place in places if place.is_file()), places[-1])
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice, of which PyYAML drops the first value."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """See `yaml.composer.Composer`."""
+        node = super().compose_mapping_node(anchor)
+        keys = set()
+        for key, _ in node.value:
+            if (name := str(key.value)) in keys:
+                raise yaml.MarkedYAMLError(
+                    problem=f"the key {name!r} is there twice", problem_mark=key.start_mark
+                )
+            keys.add(name)
+        return node
+
+
 def _parse_yaml(text: str, source: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark, cause = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -239,6 +239,7 @@ class Recipe:
     def __post_init__(self) -> None:
         check_names("run", self.runs)
         check_names("table", self.tables)
+        self._check_seeds()
         for number, (name, run) in enumerate(self.runs.items()):
             earlier = list(self.runs)[:number]
             sources = [*([run.init_from] if run.init_from else []), *run.teaching_runs]
@@ -282,6 +283,11 @@ class Recipe:
         baselines = {test: self.against(test) for test in self.reported()}
         if wrong := {t: b for t, b in baselines.items() if b not in systems}:
             raise ConfigError(f"the baselines {wrong} are not among the systems {systems}")
+
+    def _check_seeds(self) -> None:
+        for seeds in (self.seeds, *map(self.seeds_of, self.runs)):
+            if len(set(seeds)) < len(seeds):
+                raise ConfigError(f"seeds {seeds} has a seed twice", fix="name each once")
 
     def _check_loss(self, name: str) -> None:
         """Checks that a run's model, loss and teachers go together, before any run is trained."""

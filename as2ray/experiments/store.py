@@ -100,7 +100,7 @@ class Store(NodeFiles):
     drivers, such as AWS_ENDPOINT_URL and FSSPEC_S3_ENDPOINT_URL.
 
     Raises:
-        ConfigError: The scheme is unknown, or its driver is not installed.
+        ConfigError: The scheme is unknown, its driver is not installed, or the store is a file.
     """
 
     uri: str
@@ -119,6 +119,8 @@ class Store(NodeFiles):
             if find_spec(driver) is None:
                 raise ConfigError(f"{uri} needs the package {driver}", f"pip install {driver}")
         object.__setattr__(self, "uri", uri)
+        if self.is_local and Path(uri).is_file():
+            raise ConfigError(f"store={uri} is a file", fix="name a folder")
 
     @property
     def is_local(self) -> bool:

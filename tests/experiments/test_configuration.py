@@ -101,6 +101,7 @@ def test_plus_appends_to_a_list_or_its_default(config):
         ("{precision: fp64}", "precision='fp64': Input should be 'fp32' or 'bf16'"),
         ("[1, 2]", "not a YAML mapping"),
         ("{", "is not YAML: line 1, column 2: expected"),
+        ("title: T\ntitle: U", "is not YAML: line 2, column 1: the key 'title' is there twice"),
     ],
 )
 def test_wrong_values_are_refused_with_their_path(tmp_path, yaml, error):

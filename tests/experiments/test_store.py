@@ -123,6 +123,12 @@ def test_unknown_scheme_is_refused(uri):
         Store(uri)
 
 
+def test_file_as_a_store_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"store=.*file is a file\n.*name a folder"):
+        Store(str(tmp_path / "file"))
+
+
 @pytest.mark.skipif(find_spec("gcsfs") is not None, reason="the driver is installed")
 def test_missing_driver_is_told_with_the_command_that_installs_it():
     with pytest.raises(ConfigError, match=r"needs the package gcsfs\n.*pip install gcsfs"):

@@ -186,6 +186,7 @@ def test_table_of_an_impossible_size_is_refused(size):
         ({"measures": []}, "measures"),
         ({"tests": []}, "no table is reported"),
         ({"seeds": [0, -1]}, r"seeds\.1"),
+        ({"seeds": [0, 1, 0]}, r"seeds \[0, 1, 0\] has a seed twice"),
         ({"published_results": {"tset": {}}}, r"published_results of \['tset'\]"),
     ],
 )
