@@ -331,8 +331,7 @@ class _Trial(TuneTrial):  # type: ignore[misc]
 
     def should_recover(self) -> bool:
         """See `tune.experiment.Trial`."""
-        has_diverged = self.pickled_error_file and isinstance(_read_error(self), DivergedError)
-        return super().should_recover() and not has_diverged
+        return super().should_recover() and not isinstance(_read_error(self), DivergedError)
 
 
 def _describe_error(trial: Any) -> str:
@@ -346,6 +345,8 @@ def _read_error(trial: Any) -> Any:
 
     Of the errors of a trial's workers it is that of the first worker.
     """
+    if trial.pickled_error_file is None:  # Tune pickles only what a task or an actor raised.
+        return SearchError(f"Ray Tune ended the trial, see {trial.error_file}")
     error = pickle.loads(Path(trial.pickled_error_file).read_bytes())
     error = getattr(error, "cause", None) or error
     if failures := getattr(error, "worker_failures", None):

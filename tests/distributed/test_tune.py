@@ -184,3 +184,5 @@ def test_trial_that_failed_in_its_workers_says_what_happened_there(tmp_path):
         (tmp_path / "error.pkl").write_bytes(pickle.dumps(error))
         trial = SimpleNamespace(pickled_error_file=str(tmp_path / "error.pkl"))
         assert tune_run._describe_error(trial) == "TrainingError: the loss is nan"
+    trial = SimpleNamespace(pickled_error_file=None, error_file="search/error.txt")
+    assert tune_run._describe_error(trial).endswith("see search/error.txt")
