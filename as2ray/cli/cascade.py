@@ -201,7 +201,8 @@ def describe_dropping(ranker: "CascadeRanker") -> list[str]:
 
     margins = ranker.margins
     if margins is None or margins.bound is None:
-        return [f"drop ratios {', '.join(f'{ratio:g}' for ratio in ranker.drop_ratios)}"]
+        ratios = ", ".join(f"{ratio:g}" for ratio in ranker.drop_ratios)
+        return [f"drop ratios {ratios}" if ratios else "nothing"]
     lines = []
     if ranker.bm25_margin is not None:
         points = ranker.bm25_margin * float(POINTS_PER_LOGIT)

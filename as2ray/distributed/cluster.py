@@ -136,11 +136,21 @@ def ray_session() -> Iterator[None]:
     """Connects to the cluster of RAY_ADDRESS, or starts a local one that ends with the context.
 
     A submitted job has RAY_ADDRESS set. A connection that exists already is used and stays open.
+
+    Raises:
+        ResourceError: Ray does not start, or there is no cluster at the address.
     """
     if ray.is_initialized():
         yield
         return
-    ray.init(address=os.environ.get("RAY_ADDRESS", "local"), logging_level="WARNING")
+    address = os.environ.get("RAY_ADDRESS", "local")
+    try:
+        ray.init(address=address, logging_level="WARNING")
+    except Exception as error:  # Ray raises plain exceptions, too.
+        fix = "start the cluster, or leave RAY_ADDRESS out"
+        if address == "local":
+            fix = "run again when cores are free; see Ray's logs"
+        raise ResourceError(f"no Ray at {address}: {error}", fix) from error
     try:
         yield
     finally:

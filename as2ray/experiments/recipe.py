@@ -414,9 +414,9 @@ def check_names(kind: str, names: Iterable[str]) -> None:
 class RunOptions:
     """Where and how a recipe runs. It does not change the results."""
 
-    output: str
+    output: Annotated[str, NON_EMPTY]
     """Folder of the reports, and of links to the stages."""
-    store: str | None = None
+    store: Annotated[str, NON_EMPTY] | None = None
     """Folder or URI of the stages (`s3://`, `gs://`); by default `store` beside the output."""
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     """Part of the cluster to use."""

@@ -119,9 +119,11 @@ def load_table(
     if columns is not None and not is_names:
         problem = f'columns {columns!r} must be a dictionary of names, such as {{"question": "q"}}'
         raise ConfigError(problem)
-    if not isinstance(min_positive_grade, Real | None) or not isinstance(max_bad_records, Integral):
+    is_count = isinstance(max_bad_records, Integral) and max_bad_records >= 0
+    if not isinstance(min_positive_grade, Real | None) or not is_count:
         raise ConfigError(
-            f"{min_positive_grade=!r} must be a number or None, and {max_bad_records=!r} an integer"
+            f"{min_positive_grade=!r} must be a number or None, and {max_bad_records=!r} an "
+            "integer of at least 0"
         )
     name = str(source) if isinstance(source, str | Path) else f"the {type(source).__name__}"
     raw = _read(source, name)

@@ -208,7 +208,8 @@ def read_json_file(path: Path) -> Any:
 
 def _json_error(path: Path, line: int, error: json.JSONDecodeError) -> CorpusError:
     problem = f"{path}, line {line:,} is not JSON: {error.msg} at character {error.pos:,}"
-    return CorpusError(problem, fix="download the file again; it is truncated or was changed")
+    fix = "correct it, or download the file again if it is truncated"
+    return CorpusError(problem, fix)
 
 
 def require_keys(record: Any, keys: Iterable[str], source: str) -> tuple[Any, ...]:

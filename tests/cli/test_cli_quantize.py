@@ -46,6 +46,12 @@ def test_ranges_are_added_to_the_folder_and_info_tells_the_dtype(model, table, c
     assert "fp32 (fp32 was requested)" in capsys.readouterr().out
 
 
+def test_info_of_a_student_with_one_exit_says_that_it_drops_nothing(checkpoint, tmp_path, capsys):
+    student = init_ranker(checkpoint(), max_length=60, exit_layers=(2,), num_ranking_heads=3)
+    main(["info", "--model", str(save(student, tmp_path / "student"))])
+    assert " ".join(capsys.readouterr().out.split()).endswith(" drops nothing")
+
+
 @pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2, AVX512 or AMX")
 def test_parts_that_stay_in_bf16_are_told(checkpoint, table, tmp_path, capsys):
     ranker = init_ranker(checkpoint("bert", None, initializer_range=0.3), max_length=60)

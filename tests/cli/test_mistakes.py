@@ -123,6 +123,8 @@ def test_mistake_on_the_command_line(
         (["--config", RECIPE, "--profile", "nodes"], "did you mean 'node'?"),
         (["--config", str(RECIPES / "no_profiles.yaml"), "--profile", "node"], "no `profiles`"),
         (["--config", RECIPE, "--workers.num_workers", "0"], "set AS2RAY_DATA"),
+        (["--config", RECIPE, "--output", ""], "output='': String should have at least 1"),
+        (["--config", RECIPE, "--store", ""], "store='': String should have at least 1"),
         (["--config", RECIPE], "set AS2RAY_DATA"),
         (["--config", Path(RECIPE).name], "set AS2RAY_DATA"),  # the one that is installed
         (["--config", f"pipelines/recipes/{Path(RECIPE).name}"], "set AS2RAY_DATA"),
@@ -137,7 +139,7 @@ def test_mistake_in_a_recipe(arguments, problem, tmp_path, monkeypatch, capsys):
         text = Path(RECIPE).read_text().partition("\nprofiles:")[0]
         arguments = ["--config", "no_profiles.yaml", *arguments[2:]]
         Path("no_profiles.yaml").write_text(text)
-    error = errors_of(PIPELINE.command, [*arguments, "--output", "out/recipe"], capsys)
+    error = errors_of(PIPELINE.command, ["--output", "out/recipe", *arguments], capsys)
     assert problem in error
 
 

@@ -1,8 +1,9 @@
 """What nodes see of each other's files, and errors that come out of the cluster."""
 
 import pytest
+import ray
 
-from as2ray.distributed.cluster import compare_files, file_sizes, unwrap_ray_errors
+from as2ray.distributed.cluster import compare_files, file_sizes, ray_session, unwrap_ray_errors
 from as2ray.errors import CorpusError, ResourceError
 
 
@@ -29,3 +30,13 @@ def test_own_error_comes_out_of_what_wraps_it():
         raise wrapped
     with pytest.raises(RuntimeError, match="other"), unwrap_ray_errors():
         raise other
+
+
+def test_cluster_that_cannot_be_reached_is_named(monkeypatch):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)  # tests before may use Ray
+    monkeypatch.setenv("RAY_ADDRESS", "nowhere")
+    with (
+        pytest.raises(ResourceError, match=r"no Ray at nowhere: (.|\n)*RAY_ADDRESS"),
+        ray_session(),
+    ):
+        pass

@@ -435,6 +435,7 @@ def test_data_set_is_not_sought_for_half_a_minute_where_no_hub_can_be_reached(mo
         ({"columns": {"question": 5}}, "must be a dictionary of names"),
         ({"min_positive_grade": "2"}, "min_positive_grade='2' must be a number"),
         ({"max_bad_records": "2"}, "max_bad_records='2' an integer"),
+        ({"max_bad_records": -1}, "max_bad_records=-1 an integer of at least 0"),
     ],
 )
 def test_argument_of_another_type_is_refused(argument, problem):

@@ -150,7 +150,7 @@ def test_json_file_is_one_value(tmp_path):
     path.write_text('{"a":\n 1}')
     assert read_json_file(path) == {"a": 1}
     path.write_text('{"a":\n 1')
-    with pytest.raises(CorpusError, match="line 2 is not JSON"):
+    with pytest.raises(CorpusError, match=r"line 2 is not JSON(.|\n)*fix: correct it"):
         read_json_file(path)
 
 
