@@ -285,6 +285,9 @@ def test_client_that_reads_nothing_is_given_up_and_meanwhile_large_responses_are
         scope = {"type": "http", "method": "GET", "path": path, "headers": []}
         await proxied_app(scope, None, send)
         start, *bodies = messages
+        if reads:  # A server sends nothing after the part that says that it is the last one.
+            more = [message.get("more_body", False) for message in bodies]
+            assert more == [True] * (len(bodies) - 1) + [False]
         return start["status"], sum(len(message["body"]) for message in bodies)
 
     async def run() -> None:

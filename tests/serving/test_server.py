@@ -34,16 +34,20 @@ class Serve:
 
     def __init__(self, others: dict, ends: signal.Signals) -> None:
         self.applications, self.ends, self.done, self.ongoing = others, ends, [], [0, 2, 2, 2]
+        self.received, self.options = [7], {}
 
-    def start(self, **_) -> None:
-        pass
+    def start(self, **options) -> None:
+        self.options = options
 
     def get_app_handle(self, name):
         return self
 
     def broadcast(self, method):
         self.done.append(method)
-        counts = (self.ongoing.pop() if len(self.ongoing) > 1 else self.ongoing[0], 7)
+        counts = tuple(
+            numbers.pop() if len(numbers) > 1 else numbers[0]
+            for numbers in (self.ongoing, self.received)
+        )
         return SimpleNamespace(results=lambda timeout_s: [counts])
 
     def run(self, application, name, blocking) -> None:
@@ -121,9 +125,28 @@ def test_the_last_line_tells_what_became_of_requests(monkeypatch, capsys, ongoin
     monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
     monkeypatch.setattr(server, "MIN_QUIET_S", 0.1)
     monkeypatch.setattr(server, "DRAIN_POLL_S", 0.05)
-    config = ServiceConfig(models={"a": "x"}, drain_timeout_s=0.3)
+    timeout_s = 0.3 if ongoing == [1] else 60.0  # a busy machine polls once in a second
+    config = ServiceConfig(models={"a": "x"}, drain_timeout_s=timeout_s)
     server.run_server(config, "127.0.0.1", 0)
     assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.usefixtures("handlers")
+def test_requests_that_still_come_in_are_waited_for(monkeypatch, capsys):
+    """A proxy may send what it has received before; then it is quiet, twice in a row."""
+    serve = Serve({}, signal.SIGINT)
+    serve.ongoing, serve.received = [0], [6, 6, 6, 5, 4, 3]
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(server, "ray_session", nullcontext)
+    monkeypatch.setattr(server, "build_app", lambda args: args)
+    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    monkeypatch.setattr(server, "MIN_QUIET_S", 0.04)
+    monkeypatch.setattr(server, "DRAIN_POLL_S", 0.02)
+    config = ServiceConfig(models={"a": "x"}, limits={"request_timeout_s": 7})
+    server.run_server(config, "127.0.0.1", 0)
+    assert serve.done == ["drain", *["count_requests"] * 5, "shutdown"]
+    assert capsys.readouterr().err == "as2ray: stopped\n"
+    assert serve.options["http_options"]["request_timeout_s"] == 14
 
 
 @pytest.mark.usefixtures("handlers")
