@@ -180,6 +180,7 @@ class Corpora:
         self,
         table: str,
         other_table: str,
+        columns: dict[str, str] = {},  # noqa: B006
         min_similarity: Annotated[float, Field(gt=0, le=1)] = 0.75,
         max_examples: NonNegativeInt = 20,
     ) -> None:
@@ -188,13 +189,14 @@ class Corpora:
         Args:
             table: Folder of a prepared table, or a file such as those of `as2ray train`.
             other_table: Another one.
+            columns: Names of the tables' columns, such as {"question": "q", "label": "y"}.
             min_similarity: Minimum similarity of near duplicates: the number of words that two
                 questions share, divided by the number of words of both (Jaccard).
             max_examples: Maximum number of near duplicates that are printed.
         """
         from as2ray.corpora.leaks import near_duplicate_questions, shared_questions
 
-        first, second = map(_read_table, (table, other_table))
+        first, second = (_read_table(path, columns) for path in (table, other_table))
         num_shared = len(shared_questions(first, second))
         duplicates = near_duplicate_questions(first, second, min_similarity)
         overview = create_console_table("similarity", "question", "question of the other table")
@@ -207,12 +209,14 @@ class Corpora:
         )
 
 
-def _read_table(path: str) -> pa.Table:
+def _read_table(path: str, columns: dict[str, str]) -> pa.Table:
     from as2ray.tables.loading import load_table
     from as2ray.tables.parquet import ParquetTable
 
     is_text = Path(path).is_file() and not path.endswith(".parquet")
-    return load_table(path) if is_text else ParquetTable.open(path).to_table()
+    if is_text or columns:
+        return load_table(path, columns=columns)
+    return ParquetTable.open(path).to_table()
 
 
 def _word_piece_counter(model: str) -> "CountTokens":

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from as2ray.cascade.cost import EncoderShape
 from as2ray.cascade.margins import Margins
 from as2ray.cascade.pruning import Rounding, StagedScores
+from as2ray.checkpoints.loading import load
 from as2ray.cli.console import create_console, create_console_table
 from as2ray.distributed.score import RANKER_FACTS, read_scores, score_table
 from as2ray.distributed.workers_config import WorkersConfig
@@ -127,7 +128,7 @@ def _complete_scores(folder: Path, rows: pa.Table, model: str | None) -> None:
     """Checks that stored scores are of these rows and this model; computes those that are missing.
 
     Raises:
-        ConfigError: They are not, or some are missing and there is no model.
+        ConfigError: They are not, or some are missing and there is no model, or one of few exits.
     """
     if (folder / STAGE_MANIFEST).is_file():
         return
@@ -139,6 +140,12 @@ def _complete_scores(folder: Path, rows: pa.Table, model: str | None) -> None:
             raise ConfigError(
                 f"scores={folder} does not exist",
                 fix="name a cascade, whose scores are then stored there: --model DIR",
+            )
+        exits = getattr(load(model), "exit_layers", ())
+        if len(exits) < 2:
+            raise ConfigError(
+                f"model={model} has {len(exits)} exits, and drops no candidates between them",
+                fix="use a cascade of several exits or a sequential ranker",
             )
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_file(folder / INPUTS) as file:

@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "convert": ("convert", "convert", "convert a released checkpoint"),
     "export": ("export", "export", "export a ranker for sentence-transformers"),
     "store": ("store", "StoreCommands", "list and prune stored stages of pipelines"),
-    "stream": ("stream", "stream", "rank a stream of questions"),
+    "stream": ("stream", "stream", "measure how fast a table is read for training"),
 }
 """Module below `as2ray.cli`, name in it, and help of each command. Only the module of the command
 that runs is imported."""

@@ -83,11 +83,9 @@ def _describe_exits(
     layers = [candidate.exit_layer or 0 for candidate in ranking]
     counts = [f"{layers.count(0)} {without_layers}"] if 0 in layers else []
     counts += [f"{layers.count(layer)} left after layer {layer}" for layer in exit_layers[:-1]]
-    num_kept = layers.count(exit_layers[-1])
+    counts.append(f"{layers.count(exit_layers[-1])} passed all {exit_layers[-1]}")
     share = sum(layers) / (len(layers) * exit_layers[-1])
-    return (
-        f"{'; '.join(counts)}; {num_kept} passed all {exit_layers[-1]}: {share:.0%} of the layers"
-    )
+    return f"{'; '.join(counts)}: {share:.0%} of the layers"
 
 
 def _rank_passages(

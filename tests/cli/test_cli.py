@@ -106,6 +106,12 @@ def test_corpora_leaks_reads_csv_too(tmp_path, capsys):
     for other in (path, folder):
         main(["corpora", "leaks", "--table", path, "--other_table", other])
         assert "3 questions are in both tables" in capsys.readouterr().out
+    renamed = table.rename_columns(["q" if x == "question" else x for x in table.column_names])
+    pyarrow.csv.write_csv(renamed, path)
+    for other in (path, str(tiny.write_corpus(tmp_path / "q", renamed))):
+        flags = ["--other_table", other, "--columns", '{"question": "q"}']
+        main(["corpora", "leaks", "--table", path, *flags])
+        assert "3 questions are in both tables" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["corpora", "leaks", "--table", path, "--other_table", path, "--max_examples", "-1"])
     assert "max_examples=-1" in capsys.readouterr().err

@@ -227,6 +227,13 @@ def cost(cascade, table, tmp_path, capsys):
     return run
 
 
+def test_ranker_without_several_exits_is_refused_before_it_scores(cost, checkpoint, tmp_path):
+    one_exit = init_ranker(checkpoint(), max_length=60, exit_layers=[3])
+    for model in (checkpoint(), save(one_exit, tmp_path / "one")):
+        assert "drops no candidates" in cost(model)
+    assert not (tmp_path / "scores").exists()
+
+
 def test_scores_of_another_table_or_model_are_refused(cost, cascade, tmp_path):
     shown = cost()
     assert "nothing dropped" in shown

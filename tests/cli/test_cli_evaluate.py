@@ -10,6 +10,7 @@ import tiny
 from refusals import refused
 
 from as2ray.cascade.margins import Margins
+from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
@@ -159,7 +160,7 @@ def test_evaluate_with_a_preset_takes_the_measures_and_filter_of_its_paper(prepa
 
 
 def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
-    cascade, prepared, tmp_path, capsys
+    cascade, checkpoint, prepared, tmp_path, capsys
 ):
     lines = tmp_path / "candidates.txt"
     lines.write_text("Badesso.\nKovarin ne.\nLala.\nMuri.\n")
@@ -181,6 +182,10 @@ def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
     saved = str(save(ranker, tmp_path / "bm25"))
     main(["rank", "--model", saved, "--question", arguments[-1], "--candidates", str(lines)])
     assert "3 left before layer 1; 0 left after layer 1" in capsys.readouterr().err
+    one_exit = init_ranker(checkpoint(), max_length=60, exit_layers=[3])
+    saved = str(save(one_exit, tmp_path / "one"))
+    main(["rank", "--model", saved, "--question", arguments[-1], "--candidates", str(lines)])
+    assert capsys.readouterr().err.endswith("4 passed all 3: 100% of the layers\n")
     with pytest.raises(SystemExit):
         main([*arguments, "--candidates", str(lines), "--budget_ms", "0"])
     assert "budget_ms" in capsys.readouterr().err
