@@ -4,7 +4,7 @@
     python -m benchmarks.plan --device cuda   # measures this machine's device
     python -m benchmarks.plan --teraflops 200 # assumes another device
 
-It builds the graph of every recipe, as `--dry-run` does, and estimates each stage by
+It builds the graph of every recipe, as `--dry_run` does, and estimates each stage by
 `as2ray.experiments.cost_model`, so neither corpora nor models are needed. The stages run in
 sequence, on all devices, or side by side, as the executor admits them. The operations per second of
 a device are measured on one layer of each encoder size, for training and, fused, for scoring.
