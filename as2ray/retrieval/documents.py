@@ -187,6 +187,9 @@ def _read_file(part: FilePart, skipped: SkippedDocuments) -> Iterator[Document]:
     yield Document(part.name, title or Path(part.name).stem, tuple(blocks))
 
 
+_NAME_COLUMN = 'name the column that holds the text: columns {"text": "NAME"}'
+
+
 def _read_table(part: FilePart, columns: DocumentColumns) -> Iterator[Document]:
     path = Path(part.path)
     if part.row_group is None:
@@ -196,16 +199,16 @@ def _read_table(part: FilePart, columns: DocumentColumns) -> Iterator[Document]:
             file = pq.ParquetFile(path)
             row_counts = [file.metadata.row_group(g).num_rows for g in range(part.row_group)]
             names = set(file.schema_arrow.names)
-            raw_files.require_keys(dict.fromkeys(names), [columns.text], str(path))
+            raw_files.require_keys(dict.fromkeys(names), [columns.text], str(path), _NAME_COLUMN)
             needed = sorted(names & {columns.text, columns.id, columns.title})
             table = file.read_row_group(part.row_group, columns=needed)
             rows = enumerate(table.to_pylist(), sum(row_counts) + 1)
     for number, row in rows:
         source = f"{path}, row {number:,}"
-        (text,) = raw_files.require_keys(row, [columns.text], source)
+        (text,) = raw_files.require_keys(row, [columns.text], source, _NAME_COLUMN)
         if not isinstance(text, str | None):
             problem = f"{source}: {columns.text!r} is {type(text).__name__}, not text"
-            raise CorpusError(problem, fix="name the column that holds the text")
+            raise CorpusError(problem, _NAME_COLUMN)
         _, blocks = parse_plain_text(text or "")
         id, title = row.get(columns.id), row.get(columns.title) or ""
         document_id = f"{part.name}#{number}" if id is None else str(id)

@@ -212,13 +212,16 @@ def _json_error(path: Path, line: int, error: json.JSONDecodeError) -> CorpusErr
     return CorpusError(problem, fix)
 
 
-def require_keys(record: Any, keys: Iterable[str], source: str) -> tuple[Any, ...]:
+def require_keys(
+    record: Any, keys: Iterable[str], source: str, fix: str = "use the published file"
+) -> tuple[Any, ...]:
     """Returns the values of `keys` in a JSON object.
 
     Args:
         record: The object.
         keys: Keys that it must have.
         source: Path, line or record that is read, for the error text.
+        fix: How a user corrects it, for the error text.
 
     Raises:
         CorpusError: `record` is not an object, or keys are missing.
@@ -227,7 +230,7 @@ def require_keys(record: Any, keys: Iterable[str], source: str) -> tuple[Any, ..
     if missing:
         content = sorted(record) if isinstance(record, dict) else type(record).__name__
         problem = f"{source}: {content}, without {missing}; expected an object with {list(keys)}"
-        raise CorpusError(problem, fix="use the published file")
+        raise CorpusError(problem, fix)
     return tuple(record[k] for k in keys)
 
 

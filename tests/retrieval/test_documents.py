@@ -188,6 +188,10 @@ def test_parquet_is_read_by_row_groups_with_columns_of_any_name(tmp_path):
     ]
     numbered, _ = read_all(tmp_path, DocumentColumns(text="body", id="none"))
     assert [d.id for d in numbered] == ["t.parquet#1", "t.parquet#2", "t.parquet#3"]
+    (tmp_path / "t.jsonl").write_text('{"body": "One here."}')
+    for name in ("t.jsonl", "t.parquet"):
+        with pytest.raises(CorpusError, match="name the column that holds the text"):
+            read_all(tmp_path / name)
 
 
 def test_tag_inside_a_line_of_markdown_ends_a_word_where_a_page_s_does():
