@@ -26,6 +26,7 @@ from as2ray.tables.atomic import atomic_file
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import write_part
 from as2ray.tables.source_files import hash_files
+from as2ray.text.bm25 import POINTS_PER_LOGIT
 
 MAX_SHOWN_CHARS = 80
 """Characters of a candidate that are shown."""
@@ -244,9 +245,15 @@ def _replay_ways(
     yield replay, "nothing dropped", exits[-1:], replay.rank(exits[-1:], 0.0)
     margins = Margins(tuple(ways.margins), ways.top_k) if ways.margins else stored
     if margins is not None:
-        stages = [0, *ranked_exits] if as_ranked.exit_layers[0] == 0 else ranked_exits
+        with_bm25 = as_ranked.exit_layers[0] == 0
+        stages = [0, *ranked_exits] if with_bm25 else ranked_exits
         margins.check_stages(len(stages))
-        name = "margins " + ", ".join(f"{value:.2f}" for value in margins.values)
+        parts = []
+        if with_bm25:
+            parts.append(f"BM25 {margins.values[0] * float(POINTS_PER_LOGIT):.1f}")
+        if values := [f"{value:.2f}" for value in margins.values[len(parts) :]]:
+            parts.append("margins " + ", ".join(values))
+        name = ", ".join(parts)
         yield (
             as_ranked,
             name,

@@ -181,13 +181,13 @@ def test_cost_replays_stored_scores_and_explains_a_question(call, table, tmp_pat
     settings = json.loads((model / "config.json").read_text())
     each, plain = ",".join(["0.5"] * num_margins), len(ranker.exit_layers)
     ratio_row = cost("--drop_ratio", each).splitlines()[2].split()
-    for bm25_margin in (0.0, None):
+    for bm25_margin in (0.04, None):
         more = {"bm25_margin": bm25_margin, "bm25_weights": [40.0] * num_margins}
         written = {**settings, "as2ray": {**settings["as2ray"], **more}}
         (model / "config.json").write_text(json.dumps(written))
         rows = cost("--model", model, "--drop_ratio", each, *given[-4:]).splitlines()
         assert ("left at 0" in rows[0]) == (bm25_margin is not None)
-        assert rows[2].startswith("margins")
+        assert rows[2].startswith("margins" if bm25_margin is None else "BM25 0.4, margins")
         assert rows[3].split() == ratio_row
         assert rows[4].count("%") == plain + 1  # where they left, and the operations
     with pytest.raises(SystemExit):
