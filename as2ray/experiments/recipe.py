@@ -4,6 +4,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, fields
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -55,6 +56,9 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 FILE_KEYS = ("columns", "min_positive_grade", "max_bad_records", "split_shares")
 """Keys of a table that belong to its `path`."""
+
+JOB_FOLDER = "working_dir_files"
+"""Folder in which Ray unpacks the working directories of jobs."""
 
 LeakPolicy = Literal["error", "drop", "keep"]
 """What to do with training questions that are also in a dev or test table."""
@@ -439,6 +443,14 @@ class RunOptions:
     """Show the log of other libraries and of each training step, too."""
     json_log: bool = False
     """Write the log as one JSON object per line."""
+
+    def __post_init__(self) -> None:
+        paths = {"output": self.output, "store": self.store}
+        for flag, path in {**paths, "workers.storage_path": self.workers.storage_path}.items():
+            if path and "://" not in path and JOB_FOLDER in Path(path).absolute().parts:
+                problem = f"{flag}={path} is in the job's copy of its working directory"
+                fix = f"give --{flag} as an absolute path"
+                raise ConfigError(f"{problem}, which Ray does not keep", fix)
 
 
 def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[T, RunOptions]:

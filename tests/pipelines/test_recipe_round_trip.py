@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_dry_run import RECIPES, pipeline_of
 
-from as2ray.experiments.configuration import PRINT_CONFIG, print_config
+from as2ray.errors import ConfigError
+from as2ray.experiments.configuration import PRINT_CONFIG, print_config, validate
 from as2ray.experiments.recipe import Recipe, RunOptions, RunSpec, TableSpec, read_recipe
 from as2ray.losses.listwise import ListwiseLoss
 from as2ray.losses.pairwise import MarginRankingLoss
@@ -118,3 +119,15 @@ def test_printed_recipe_has_the_same_texts_numbers_and_losses(
         print_config([recipe, options], [PRINT_CONFIG])
     with TemporaryDirectory() as folder:
         assert read_text(Recipe, stream.getvalue(), Path(folder)) == (recipe, options)
+
+
+@pytest.mark.parametrize("flag", ["output", "store", "workers.storage_path"])
+def test_relative_folder_in_the_copy_of_a_job_is_refused(tmp_path, monkeypatch, flag):
+    copy = tmp_path / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    kept = {"output": "/shared/out", "store": "s3://bucket/store"}
+    assert validate(RunOptions, kept).store == kept["store"]
+    keys = {"workers": {"storage_path": "kept"}} if "." in flag else {flag: "kept"}
+    with pytest.raises(ConfigError, match=f"^{flag}=kept is in the job's copy"):
+        validate(RunOptions, {**kept, **keys})
