@@ -432,7 +432,7 @@ def _train_jointly(
     """Trains encoder and exits together, to give the last exit's log-odds of before."""
     label_weight = config.label_weight
     if label_weight is None:
-        label_weight = 0.5 if len(pc.unique(parts.heads["label"])) == 2 else 0.0
+        label_weight = 0.5 if _is_labeled(parts.heads) else 0.0
     dev = _limit_pairs(parts.path if len(parts.path) else parts.heads, MAX_DEV_PAIRS, config.seed)
     logits = dict(zip(LOGIT_COLUMNS, (np.zeros_like(log_odds), log_odds)))
     teacher = pa.table({"candidate_id": parts.heads["candidate_id"], **logits})
@@ -444,7 +444,7 @@ def _train_jointly(
     job = TrainingJob(
         ModelSpec(str(save(cascade, root / "start")), cascade.tokenizer.max_length),
         (str(root / "train"),),
-        {"dev": str(root / "dev")},
+        {"dev": str(root / "dev")} if _is_labeled(dev) else {},
         TrainingConfig(
             epochs=config.joint_epochs,
             global_batch_size=JOINT_BATCH_SIZE,
@@ -460,6 +460,10 @@ def _train_jointly(
     trained = load(train_job(job, root / "run"), device="cpu")
     assert isinstance(trained, CascadeRanker)
     return _score_like(cascade, trained)
+
+
+def _is_labeled(table: pa.Table) -> bool:
+    return len(pc.unique(table["label"])) == 2
 
 
 def _score(cascade: CascadeRanker, table: pa.Table) -> CascadeReplay:

@@ -156,6 +156,7 @@ def test_joint_training_learns_labels_where_there_are_any(monolith, labels, labe
     made = make_cascade(monolith, table, config=config, train_job=train_job)
     [job] = jobs
     assert job.loss.alpha == label_weight
+    assert list(job.eval_tables) == (["dev"] if labels == "both" else [])  # measures need labels
     assert made.drop_ratios == [0.5, 0.5]
 
 
