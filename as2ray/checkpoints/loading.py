@@ -320,7 +320,8 @@ def _build_pair_tokenizer(
     if max_length > max_positions:
         raise ConfigError(
             f"{max_length=} exceeds the encoder's {max_positions} positions "
-            f"(max_position_embeddings={config.max_position_embeddings})"
+            f"(max_position_embeddings={config.max_position_embeddings})",
+            fix=f"choose at most max_length {max_positions}",
         )
     max_question_length = settings.get("max_question_length", 64)
     if max_length != settings.get("max_length"):

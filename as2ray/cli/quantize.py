@@ -59,7 +59,8 @@ def quantize(
     if output is not None:
         check_new_path(output)
     elif not Path(model).is_dir():
-        raise ConfigError(f"model={model} is no folder", fix="name a new folder: --output DIR")
+        fix = "correct the path, or name a new folder for a model of a hub: --output DIR"
+        raise ConfigError(f"model={model} is no folder", fix)
     scoring = AnswerScoring.read(model)
     if pairs is not None:
         rows = read_pairs(Path(pairs))

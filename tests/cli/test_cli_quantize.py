@@ -92,6 +92,8 @@ def test_bad_input_is_refused_and_writes_nothing(model, table, tmp_path, capsys)
     given = ["--model", model]
     assert "give one of --table, --corpus and --pairs" in refused(capsys, *given)
     assert "50 pairs are too few" in refused(capsys, *given, "--table", few)
-    assert "nowhere is no folder" in refused(capsys, "--model", "nowhere", "--table", table)
+    assert "nowhere is no folder\n  fix: correct the path" in refused(
+        capsys, "--model", "nowhere", "--table", table
+    )
     assert "exists" in refused(capsys, *given, "--table", table, "--output", few)
     assert not (model / FILE_NAME).exists()
