@@ -12,6 +12,7 @@ import forked_workers
 import psutil
 import pytest
 import yaml
+from patience import NUM_RESTARTS
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from running import PatientCluster
@@ -66,10 +67,10 @@ class Node:
             self.process.wait()
 
 
-def count_alive(cluster: Cluster) -> int:
-    """The nodes that the head has heard of and not given up."""
-    nodes = GcsClient(address=cluster.address).get_all_node_info().values()
-    return sum(node.state == node.ALIVE for node in nodes)
+def alive_nodes(cluster: Cluster) -> set[object]:
+    """The ids of the nodes that the head has heard of and not given up."""
+    nodes = GcsClient(address=cluster.address).get_all_node_info().items()
+    return {node_id for node_id, node in nodes if node.state == node.ALIVE}
 
 
 @pytest.fixture
@@ -87,15 +88,17 @@ def add_node(bucket, tmp_path, monkeypatch):
     nodes = []
 
     def add(pool: str, num_cpus: int) -> Node:
-        disk = tmp_path / f"{pool}-{len(nodes)}"
         flags = {"num-cpus": num_cpus, "labels": f"pool={pool}"}
-        before = count_alive(cluster)
-        nodes.append(Node(cluster, cache, disk, **flags))
-        # Two that start at once would choose the same sockets.
-        while count_alive(cluster) == before:
-            assert nodes[-1].process.poll() is None
-            time.sleep(0.5)
-        return nodes[-1]
+        before = alive_nodes(cluster)
+        for _ in range(1 + NUM_RESTARTS):
+            nodes.append(Node(cluster, cache, tmp_path / f"{pool}-{len(nodes)}", **flags))
+            # Two that start at once would choose the same sockets.
+            while nodes[-1].process.poll() is None:
+                if alive_nodes(cluster) - before:
+                    return nodes[-1]
+                time.sleep(0.5)
+        # On a busy machine Ray waits 15 s for a node's agents, and then gives the node up.
+        raise AssertionError("no node starts")
 
     yield add
     for node in nodes:
