@@ -102,6 +102,8 @@ def test_mistake_on_the_command_line(
     (tmp_path / "own/ranker").mkdir(parents=True)
     (tmp_path / "t.csv").write_text("question,candidate,label\n")
     monkeypatch.setattr("as2ray.distributed.cluster.ray_session", None)  # Ray is not started
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # nor by tests before
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert problem in errors_of(main, arguments, capsys)
 
 

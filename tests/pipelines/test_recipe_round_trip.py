@@ -114,7 +114,7 @@ def test_printed_recipe_has_the_same_texts_numbers_and_losses(
         baseline="a",
         published_results={"test": {"a": published}},
     )
-    options = RunOptions(output=title, store=store)
+    options = RunOptions(output=title or "out", store=store or None)
     with redirect_stdout(StringIO()) as stream, pytest.raises(SystemExit):
         print_config([recipe, options], [PRINT_CONFIG])
     with TemporaryDirectory() as folder:
