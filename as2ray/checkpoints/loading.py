@@ -321,7 +321,7 @@ def _build_pair_tokenizer(
         raise ConfigError(
             f"{max_length=} exceeds the encoder's {max_positions} positions "
             f"(max_position_embeddings={config.max_position_embeddings})",
-            fix=f"choose at most max_length {max_positions}",
+            fix=f"choose a max_length of at most {max_positions}",
         )
     max_question_length = settings.get("max_question_length", 64)
     if max_length != settings.get("max_length"):

@@ -54,7 +54,7 @@ def test_checkpoint_that_needs_other_code_is_refused_with_the_entry(changed, ent
 
 def test_length_beyond_the_positions_is_refused_with_the_entry(checkpoint):
     with pytest.raises(
-        ConfigError, match=r"max_position_embeddings=66\)\n.* at most max_length 66"
+        ConfigError, match=r"max_position_embeddings=66\)\n.* a max_length of at most 66"
     ):
         load(checkpoint("modernbert"), max_length=67)
 

@@ -65,6 +65,14 @@ class Serve:
         self.done.append("shutdown")
 
 
+def run_without_ray(monkeypatch, serve: Serve) -> None:
+    """Lets `run_server` use the stand-in, on a node of two CPUs."""
+    monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr(server, "ray_session", nullcontext)
+    monkeypatch.setattr(server, "build_app", lambda args: args)
+    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+
+
 @pytest.fixture
 def handlers():
     """Those of a process that no shell started in the background, where SIGINT is ignored."""
@@ -80,10 +88,7 @@ def handlers():
 @pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_our_application_and_no_other(monkeypatch, capsys, others, done, ends):
     serve = Serve(dict(others), ends)
-    monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr(server, "ray_session", nullcontext)
-    monkeypatch.setattr(server, "build_app", lambda args: args)
-    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    run_without_ray(monkeypatch, serve)
     server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
     assert serve.done == ["drain", *["count_requests"] * (len(serve.done) - 2), done]
@@ -119,10 +124,7 @@ def test_a_signal_ends_our_application_and_no_other(monkeypatch, capsys, others,
 def test_the_last_line_tells_what_became_of_requests(monkeypatch, capsys, ongoing, lines):
     serve = Serve({}, signal.SIGINT)
     serve.ongoing = ongoing
-    monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr(server, "ray_session", nullcontext)
-    monkeypatch.setattr(server, "build_app", lambda args: args)
-    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    run_without_ray(monkeypatch, serve)
     monkeypatch.setattr(server, "MIN_QUIET_S", 0.1)
     monkeypatch.setattr(server, "DRAIN_POLL_S", 0.05)
     timeout_s = 0.3 if ongoing == [1] else 60.0  # a busy machine polls once in a second
@@ -136,10 +138,7 @@ def test_requests_that_still_come_in_are_waited_for(monkeypatch, capsys):
     """A proxy may send what it has received before; then it is quiet, twice in a row."""
     serve = Serve({}, signal.SIGINT)
     serve.ongoing, serve.received = [0], [6, 6, 6, 5, 4, 3]
-    monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr(server, "ray_session", nullcontext)
-    monkeypatch.setattr(server, "build_app", lambda args: args)
-    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    run_without_ray(monkeypatch, serve)
     monkeypatch.setattr(server, "MIN_QUIET_S", 0.04)
     monkeypatch.setattr(server, "DRAIN_POLL_S", 0.02)
     config = ServiceConfig(models={"a": "x"}, limits={"request_timeout_s": 7})
@@ -161,10 +160,7 @@ def test_a_second_interrupt_ends_at_once_without_a_traceback(monkeypatch, capsys
     serve = Hanging({}, signal.SIGTERM)
     monkeypatch.setattr(server.os, "_exit", end)
     monkeypatch.setattr(server.ray, "is_initialized", lambda: False)  # tests before may use Ray
-    monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr(server, "ray_session", nullcontext)
-    monkeypatch.setattr(server, "build_app", lambda args: args)
-    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    run_without_ray(monkeypatch, serve)
     with pytest.raises(SystemExit, match="0"):
         server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
     assert serve.done == []
@@ -181,10 +177,7 @@ def test_serve_that_does_not_start_is_told_in_a_sentence(monkeypatch):
     serve = Busy({}, signal.SIGTERM)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(server.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(server, "serve", serve)
-    monkeypatch.setattr(server, "ray_session", nullcontext)
-    monkeypatch.setattr(server, "build_app", lambda args: args)
-    monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
+    run_without_ray(monkeypatch, serve)
     with pytest.raises(ResourceError, match="before the service was ready"):
         server.run_server(ServiceConfig(models={"a": "x"}), "127.0.0.1", 0)
     assert serve.done == ["shutdown"]
