@@ -4,7 +4,6 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, field, fields
-from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -41,7 +40,7 @@ from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.ranking_order import TieBreaking
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, Pooling
-from as2ray.training.tracking import TrackingConfig
+from as2ray.training.tracking import TrackingConfig, is_in_job_copy
 
 T = TypeVar("T")
 
@@ -56,9 +55,6 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 FILE_KEYS = ("columns", "min_positive_grade", "max_bad_records", "split_shares")
 """Keys of a table that belong to its `path`."""
-
-JOB_FOLDER = "working_dir_files"
-"""Folder in which Ray unpacks the working directories of jobs."""
 
 LeakPolicy = Literal["error", "drop", "keep"]
 """What to do with training questions that are also in a dev or test table."""
@@ -447,7 +443,7 @@ class RunOptions:
     def __post_init__(self) -> None:
         paths = {"output": self.output, "store": self.store}
         for flag, path in {**paths, "workers.storage_path": self.workers.storage_path}.items():
-            if path and "://" not in path and JOB_FOLDER in Path(path).absolute().parts:
+            if path and "://" not in path and is_in_job_copy(path):
                 problem = f"{flag}={path} is in the job's copy of its working directory"
                 fix = f"give --{flag} as an absolute path"
                 raise ConfigError(f"{problem}, which Ray does not keep", fix)

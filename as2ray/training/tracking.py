@@ -32,7 +32,15 @@ FLUSH_S = 5
 RunState = Literal["FINISHED", "FAILED", "KILLED"]
 """How a run ended; a run that was killed, or is about to lose its node, may be resumed."""
 
+JOB_FOLDER = "working_dir_files"
+"""Folder in which Ray unpacks the working directories of jobs."""
+
 MLFLOW_SCHEMES = ("sqlite", "postgresql", "mysql", "mssql", "http", "https", "databricks")
+
+
+def is_in_job_copy(path: str | Path) -> bool:
+    """Returns whether a path lies in Ray's copy of the working directory of a job."""
+    return JOB_FOLDER in Path(path).absolute().parts
 
 
 @validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -65,8 +73,15 @@ class TrackingConfig:
                 f"sqlite:///{folder / 'mlflow.db'}, or the http:// address of a server"
             )
         _check_installed("mlflow", "tracking")
-        # Workers of Ray have another working directory.
-        return f"sqlite:///{Path(path[1:]).absolute()}" if scheme == "sqlite" else uri
+        if scheme != "sqlite":
+            return uri
+        database = Path(path[1:]).absolute()  # Workers of Ray have another working directory.
+        if is_in_job_copy(database):
+            raise ValueError(
+                f"{uri} is in the job's copy of its working directory, which Ray does not keep; "
+                "write an absolute path after sqlite:///"
+            )
+        return f"sqlite:///{database}"
 
     @field_validator("wandb_project")
     @classmethod

@@ -300,6 +300,16 @@ def test_relative_database_is_the_same_in_every_working_directory(tmp_path, monk
     assert TrackingConfig(mlflow_uri="sqlite:///a.db").mlflow_uri == f"sqlite:///{tmp_path}/a.db"
     absolute = TrackingConfig(mlflow_uri="sqlite:////data/a.db").mlflow_uri
     assert absolute == "sqlite:////data/a.db"
+
+
+def test_relative_database_in_the_copy_of_a_job_is_refused(tmp_path, monkeypatch):
+    copy = tmp_path / "working_dir_files" / "_ray_pkg_1"
+    copy.mkdir(parents=True)
+    monkeypatch.chdir(copy)
+    absolute = f"sqlite:///{tmp_path}/runs.db"
+    assert TrackingConfig(mlflow_uri=absolute).mlflow_uri == absolute
+    with pytest.raises(ValidationError, match=r"sqlite:///runs\.db is in the job's copy"):
+        TrackingConfig(mlflow_uri="sqlite:///runs.db")
     assert TrackingConfig(mlflow_uri="http://host:5000").mlflow_uri == "http://host:5000"
 
 
