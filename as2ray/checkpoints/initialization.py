@@ -16,7 +16,12 @@ with gc_paused():
     from transformers import AutoModelForTokenClassification
 
     from as2ray.checkpoints.checkpoint_errors import checkpoint_errors
-    from as2ray.checkpoints.loading import build_ranker, read_config, read_ranker
+    from as2ray.checkpoints.loading import (
+        build_ranker,
+        check_max_length,
+        read_config,
+        read_ranker,
+    )
     from as2ray.checkpoints.weight_checks import silence_transformers
     from as2ray.errors import CheckpointError, ConfigError, validate_arguments
     from as2ray.models.cascade import CascadeNetwork, CascadeRanker, Pooling
@@ -28,17 +33,21 @@ with gc_paused():
     from as2ray.models.two_in_one import TwoInOneNetwork, TwoInOneRanker
 
 
-def encoder_num_layers(path: str | Path) -> int:
+def encoder_num_layers(path: str | Path, max_length: int = 1) -> int:
     """Returns the number of layers of a checkpoint's encoder, without reading its weights.
 
     Args:
         path: A folder or a hub id.
+        max_length: Number of tokens for which the encoder must have positions.
 
     Raises:
         CheckpointError: The path holds neither an encoder nor a ranker.
+        ConfigError: The encoder has fewer positions.
     """
     with checkpoint_errors(path), silence_transformers():
-        return int(read_config(path).num_hidden_layers)
+        config = read_config(path)
+        check_max_length(config, max_length)
+        return int(config.num_hidden_layers)
 
 
 @dataclass(frozen=True)

@@ -317,17 +317,26 @@ def _build_pair_tokenizer(
         num_prompt_tokens = PairTokenizer(tokenizer_json, **whole).num_special_tokens
     if max_length is None:
         max_length = settings.get("max_length", min(128 + num_prompt_tokens, max_positions))
-    if max_length > max_positions:
-        raise ConfigError(
-            f"{max_length=} exceeds the encoder's {max_positions} positions "
-            f"(max_position_embeddings={config.max_position_embeddings})",
-            fix=f"choose a max_length of at most {max_positions}",
-        )
+    check_max_length(config, max_length)
     max_question_length = settings.get("max_question_length", 64)
     if max_length != settings.get("max_length"):
         max_question_length = min(max_question_length, (max_length - num_prompt_tokens) // 2)
     lengths = {"max_length": max_length, "max_question_length": max_question_length}
     return PairTokenizer(tokenizer_json, **{**stored, **lengths})
+
+
+def check_max_length(config: Any, max_length: int) -> None:
+    """Checks that an encoder has positions for so many tokens.
+
+    Raises:
+        ConfigError: It has fewer.
+    """
+    if max_length > (max_positions := max_sequence_length(config)):
+        raise ConfigError(
+            f"{max_length=} exceeds the encoder's {max_positions} positions "
+            f"(max_position_embeddings={config.max_position_embeddings})",
+            fix=f"choose a max_length of at most {max_positions}",
+        )
 
 
 def load_weights(ranker: Ranker, folder: str | Path) -> dict[str, torch.Tensor]:

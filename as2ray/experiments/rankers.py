@@ -112,7 +112,7 @@ class TrainedRanker(Stage):
             return _stored_shape(results[self])
         start, start_shape = self.init_from, None
         if start is None:
-            num_layers = model_num_layers(self.model.path)
+            num_layers = model_num_layers(self.model.path, self.model.max_length)
         else:
             stored = _stored_shape(results.get(start))
             start_shape = start.shape(results) if isinstance(start, TrainedRanker) else stored
@@ -350,11 +350,16 @@ def _stored_shape(result: Result | None) -> RankerShape | None:
     )
 
 
-def model_num_layers(path: str) -> int:
+def model_num_layers(path: str, max_length: int) -> int:
     """Returns the number of layers of a pretrained encoder, from its configuration.
+
+    Args:
+        path: A folder or a hub id.
+        max_length: Number of tokens for which the encoder must have positions.
 
     Raises:
         CheckpointError: The path holds neither an encoder nor a ranker.
+        ConfigError: The encoder has fewer positions.
     """
     from as2ray.experiments.cost_model import ENCODER_SHAPES
 
@@ -366,7 +371,7 @@ def model_num_layers(path: str) -> int:
     check_hub(hub_id, **revision)
     from as2ray.checkpoints.initialization import encoder_num_layers  # Loading it takes seconds.
 
-    return encoder_num_layers(resolve_model_path(path))
+    return encoder_num_layers(resolve_model_path(path), max_length)
 
 
 def save_evaluations(results: Mapping[str, EvaluationResult], folder: Path) -> dict[str, Any]:

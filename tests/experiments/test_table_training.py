@@ -187,3 +187,12 @@ def test_run_folder_of_another_job_is_refused_with_the_settings_that_differ(tmp_
     other = replace(job, training=TrainingConfig(global_batch_size=8))
     with pytest.raises(StaleStageError, match=r"training.global_batch_size: 32 -> 8"):
         run_job.train(other, tmp_path)
+
+
+def test_model_with_fewer_positions_than_tokens_is_refused_before_tables_are_read(
+    checkpoint, tmp_path
+):
+    model = checkpoint("bert", None, max_position_embeddings=64)
+    (tmp_path / "empty.csv").touch()  # which is refused when it is read
+    with pytest.raises(ConfigError, match=r"max_length=128 exceeds(.|\n)*at most 64"):
+        train(tmp_path / "empty.csv", tmp_path / "out", model=model, columns=COLUMNS)
