@@ -12,8 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from jsonargparse import CLI
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from as2ray.errors import ConfigError, from_validation_error
@@ -21,6 +20,7 @@ from as2ray.evaluation.measures import EvaluationResult
 from as2ray.evaluation.report import markdown_table
 from as2ray.evaluation.seeds import align_by_question, average_over_seeds
 from as2ray.experiments.command import exit_with_error
+from as2ray.experiments.configuration import print_config, print_help, read_tree, validate
 
 SIGNIFICANT = 0.01
 """Significance level of the paper's paired t-tests."""
@@ -188,15 +188,22 @@ def combine_studies(studies: Sequence[str]) -> str:
     return format_table(targets, next(iter(measures.values())))
 
 
-def _print_table(studies: list[str]) -> None:
-    """Prints Table 1 over several targets.
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class TableOne:
+    """Prints Table 1 over several targets."""
 
-    Args:
-        studies: Output folders of `pipelines.pseudo_label`.
-    """
+    studies: list[str]
+    """Output folders of `pipelines.pseudo_label`."""
+
+
+def command(arguments: Sequence[str]) -> None:
+    """Runs the command line; exits with 2 on an error that a user can fix."""
     with exit_with_error():
-        sys.stdout.write(combine_studies(studies) + "\n")
+        print_help([TableOne], arguments)
+        config = validate(TableOne, read_tree([TableOne], arguments))
+        print_config([config], arguments)
+        sys.stdout.write(combine_studies(config.studies) + "\n")
 
 
 if __name__ == "__main__":
-    CLI(_print_table, as_positional=False)
+    command(sys.argv[1:])

@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from as2ray.console.configuration import console_log, silence_libraries
+from as2ray.corpora.registry import all_corpora, get_corpus
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import As2rayError
+from as2ray.errors import As2rayError, lookup
 from as2ray.experiments.dry_run import dry_run
 from as2ray.experiments.executor import Backend, SequentialBackend
 from as2ray.experiments.experiment import Experiment, Finished, check_experiment, run_experiment
 from as2ray.experiments.recipe import read_recipe
+from as2ray.experiments.stage import sorted_stages
 from as2ray.experiments.store import Store
+from as2ray.experiments.tables import PreparedTable
 from as2ray.training.tracking import (
     RunDescription,
     TrackingConfig,
@@ -49,7 +52,9 @@ class Pipeline(Generic[R]):
     ) -> tuple[Experiment, Store]:
         """Returns the graph of a recipe and its store; see `run`."""
         place = Store(str(store or Path(output).resolve().parent / "store"))
-        return self.build(recipe, data_dirs), place
+        experiment = self.build(recipe, data_dirs)
+        _check_data_dirs(data_dirs, experiment)
+        return experiment, place
 
     def run(
         self,
@@ -111,6 +116,21 @@ class Pipeline(Generic[R]):
             shown = {n: getattr(options, n) for n in ("quiet", "verbose", "json_log")}
             with console_log(**shown, log_file=Path(options.output) / LOG_FILE):
                 self.run(recipe, options.output, options.workers, options.data_dirs, **settings)
+
+
+def _check_data_dirs(data_dirs: Mapping[str, str], experiment: Experiment) -> None:
+    """Checks that each folder is that of a corpus, which may be one of the user's own."""
+    if not (unknown := sorted(data_dirs.keys() - all_corpora().keys())):
+        return
+    from as2ray.experiments.indexes import CollectionTexts  # Loading it takes seconds.
+
+    stages = sorted_stages(experiment.targets)
+    names = [stage.spec.corpus for stage in stages if isinstance(stage, PreparedTable)]
+    names += [stage.corpus for stage in stages if isinstance(stage, CollectionTexts)]
+    corpora = map(get_corpus, filter(None, names))
+    known = all_corpora() | {corpus.name: corpus for corpus in corpora}
+    for name in unknown:
+        lookup(known, name, "corpus of data_dirs")
 
 
 def log_reports(tracking: TrackingConfig, title: str, output: Path) -> None:

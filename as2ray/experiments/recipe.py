@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, field, fields
+from dataclasses import MISSING, asdict, field, fields
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -475,7 +475,9 @@ def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[
     try:
         recipe = validate(kind, tree, RunOptions)
     except ConfigError as error:
-        if any(argument.partition("=")[0] == "--config" for argument in arguments):
+        required = {f.name for f in fields(kind) if f.default is f.default_factory is MISSING}  # type: ignore[arg-type]
+        has_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
+        if has_file or required <= tree.keys():
             raise
         fix = "name a recipe: --config FILE; those of pipelines/recipes are found by their names"
         raise ConfigError(error.problem, fix) from None

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from as2ray.corpora.preparation import read_split
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import CorpusError
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.parquet import ParquetTable
 from pipelines.build_asnq import PIPELINE, Recipe
@@ -90,3 +90,27 @@ def test_compatible_recipe_joins_pages_flat_unless_an_option_says_otherwise():
     assert Recipe(asnq_compatible=True).resolved()["sentence_boundaries"] == "none"
     own = Recipe(asnq_compatible=True, corpus_options={"sentence_splitter": "syntok"}).resolved()
     assert (own["sentence_boundaries"], own["sentence_splitter"]) == ("none", "syntok")
+
+
+def test_folder_of_an_unknown_corpus_is_refused_before_anything_runs(squad, tmp_path):
+    folders = {**squad, "sqaud": str(tmp_path)}
+    with pytest.raises(ConfigError, match=r"data_dirs 'sqaud'(.|\n)*did you mean 'squad'"):
+        PIPELINE.run(Recipe("squad", "dev"), tmp_path / "out", HERE, folders)
+    assert not (tmp_path / "out").exists()
+
+
+def test_wrong_option_of_a_pipeline_without_a_recipe_does_not_ask_for_one(tmp_path, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        PIPELINE.command(["--corpus=squad", "--asnq_compatible", "--output", str(tmp_path)])
+    assert "recipe" not in capsys.readouterr().err
+
+
+def test_folder_of_a_corpus_of_ones_own_has_its_name(tmp_path, monkeypatch):
+    (tmp_path / "squad_of_mine.py").write_text(
+        "from dataclasses import replace\nfrom as2ray.corpora.squad import CORPUS\n"
+        'CORPUS = replace(CORPUS, name="mine")\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    recipe = Recipe("squad_of_mine:CORPUS", "dev")
+    experiment, _ = PIPELINE.prepare(recipe, tmp_path / "out", {"mine": str(tmp_path)})
+    assert [stage.data_dir for stage in experiment.targets] == [str(tmp_path)]

@@ -8,7 +8,7 @@ import tiny
 
 from as2ray.errors import ConfigError
 from as2ray.evaluation.measures import evaluate
-from pipelines.table_1 import answer_questions, combine_studies
+from pipelines.table_1 import answer_questions, combine_studies, command
 
 
 @pytest.fixture
@@ -106,3 +106,15 @@ def test_research_questions_are_answered_by_numbers():
     assert [row[4] for row in rows][1:] == ["", "significant", "significant", "", "significant"]
     below = {**systems, "scratch+all": results(0.1)}
     assert "| more than all |" in answer_questions(below, [], "P@1")
+
+
+def test_wrong_command_line_is_refused_as_those_of_pipelines(study, capsys):
+    for arguments, problem in (
+        (["--studies", "output/squad"], "ConfigError: studies='output/squad': Input should be a"),
+        ([], "ConfigError: studies: required"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            command(arguments)
+        assert capsys.readouterr().err.startswith(problem)
+    command(["--studies", str([study("one", "RR", {"squad": {"BM25": ["0.4", ""]}})])])
+    assert "| BM25 | 0.4 |  |" in capsys.readouterr().out
