@@ -9,12 +9,14 @@ Adapted, both are also trained on the corpus itself, and its dev part fits the w
 import logging
 from collections.abc import Mapping
 from dataclasses import field, replace
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, get_args
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
 from as2ray.checkpoints import packaged
+from as2ray.errors import ConfigError, lookup
 from as2ray.evaluation.report import build_report, save_report, to_markdown, to_summary
 from as2ray.experiments.bm25 import BM25Grid
 from as2ray.experiments.command import Pipeline
@@ -32,7 +34,7 @@ from as2ray.experiments.rankers import (
     TrainedRanker,
     absolute_model_path,
 )
-from as2ray.experiments.recipe import TableSpec
+from as2ray.experiments.recipe import TableSpec, check_names
 from as2ray.experiments.retrieved import BM25Scores
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import prepared_table
@@ -48,7 +50,8 @@ MEASURES = ("AP", "RR", "P@1")
 BASELINE = "cosine (untrained)"
 _SIZE: dict[str, Any] = {"num_questions": 800, "max_negatives": 9}
 _SQUAD: dict[str, Any] = {"corpus": "squad", "corpus_options": {"max_candidates": 20}}
-CorpusTables = dict[Literal["train", "dev", "test"], TableSpec]
+Part = Literal["train", "dev", "test"]
+CorpusTables = dict[Part, TableSpec]
 
 TABLES: dict[str, CorpusTables] = {
     "wikiqa": {
@@ -81,11 +84,12 @@ class AnswerScores:
     encoder: str = packaged.MINILM_NAME
     """Sentence encoder."""
     tables: dict[str, CorpusTables] = field(default_factory=lambda: TABLES)
-    """Tables of each corpus."""
+    """Tables of each corpus, beside those of WikiQA, TREC-QA and SQuAD."""
     sources: dict[str, str] = field(
         default_factory=lambda: {"wikiqa": "squad", "trecqa": "squad", "squad": "wikiqa"}
     )
-    """Corpus whose labels zero-shot systems learn from, by the corpus that they are tested on."""
+    """Corpus whose labels zero-shot systems learn from, by the corpus that they are tested on. Only
+    the corpora that are named here are compared."""
     encoder_training: TrainingConfig = field(
         default_factory=lambda: TrainingConfig(epochs=1, global_batch_size=32, learning_rate=5e-5)
     )
@@ -94,6 +98,15 @@ class AnswerScores:
         default_factory=lambda: TrainingConfig(epochs=2, global_batch_size=16, learning_rate=5e-5)
     )
     """Hyperparameters of the rankers."""
+
+    def __post_init__(self) -> None:
+        if not self.sources:
+            raise ConfigError("sources has no corpus", fix="name at least one: {wikiqa: squad}")
+        check_names("corpus", self.sources)
+        for corpus in chain.from_iterable(self.sources.items()):
+            parts = lookup(TABLES | self.tables, corpus, "corpus of sources")
+            if missing := [part for part in get_args(Part) if part not in parts]:
+                raise ConfigError(f"the tables of {corpus!r} lack {missing}")
 
 
 def build(recipe: AnswerScores, data_dirs: Mapping[str, str]) -> Experiment:
@@ -105,7 +118,8 @@ def build(recipe: AnswerScores, data_dirs: Mapping[str, str]) -> Experiment:
             "test": (test := prepared_table(specs["test"], data_dirs)),
             "train": prepared_table(specs["train"], data_dirs, without=(dev, test)),
         }
-        for corpus, specs in recipe.tables.items()
+        for corpus, specs in (TABLES | recipe.tables).items()
+        if corpus in {*recipe.sources, *recipe.sources.values()}
     }
     path = absolute_model_path(recipe.encoder)
     model = replace(recipe.model, path=absolute_model_path(recipe.model.path))

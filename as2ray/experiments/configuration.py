@@ -150,16 +150,32 @@ def validate(kind: type[T], tree: Mapping[str, Any], *others: type) -> T:
     """
     values = dict(tree)
     for name, default in _defaults([kind]).items():
-        if isinstance(default, dict) and isinstance(values.get(name), Mapping):
+        # A dictionary of entries is what is given: its defaults could not be left out.
+        if is_dataclass(_field_type([kind], [name])) and isinstance(values.get(name), Mapping):
             merge_into(default, values[name])
             values[name] = default
     try:
-        return TypeAdapter(kind).validate_python(values)
+        config = TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
         raise from_validation_error(
             error,
             known_keys=lambda path: _known_keys([kind, *others], path) or _keys_at(tree, path),
         ) from None
+    if converted := list(_list_converted(tree, plain(config))):
+        raise ConfigError("\n".join(f"{path} must be a number" for path in converted))
+    return config
+
+
+def _list_converted(value: Any, result: Any, path: str = "") -> Iterator[str]:
+    """Yields paths of truth values, such as `seeds.0=True`, that pydantic has made numbers of."""
+    if isinstance(value, bool) and not isinstance(result, bool):
+        yield f"{path}={value}"
+    elif isinstance(value, Mapping) and isinstance(result, Mapping):
+        for key in filter(result.__contains__, value):
+            yield from _list_converted(value[key], result[key], f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list) and isinstance(result, list):
+        for number, pair in enumerate(zip(value, result)):
+            yield from _list_converted(*pair, f"{path}.{number}")
 
 
 def _known_keys(kinds: Sequence[type], path: Sequence[str]) -> list[str]:

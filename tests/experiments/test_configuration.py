@@ -37,6 +37,7 @@ class Study:
     seeds: list[int] = field(default_factory=lambda: [0, 1])
     precision: Literal["fp32", "bf16"] = "fp32"
     prompt: str | None = None
+    sources: dict[str, str] = field(default_factory=lambda: {"a": "b", "c": "d"})
 
 
 def read_config(kind, arguments):
@@ -61,6 +62,11 @@ def test_empty_mapping_as_flag_empties_that_of_the_file(config):
     assert read_config(Study, ["--config", str(config), "--runs", "{}"]).runs == {}
     kept = read_config(Study, ["--config", str(config), "--training", "{}"])
     assert kept.training == Training(epochs=7)
+
+
+@pytest.mark.parametrize("sources", [{}, {"a": "c"}])
+def test_entries_that_are_given_replace_the_default_ones(sources):
+    assert read_config(Study, ["--title=T", f"--sources={sources}"]).sources == sources
 
 
 def test_flags_change_keys_of_the_file(config):
@@ -99,6 +105,8 @@ def test_plus_appends_to_a_list_or_its_default(config):
         ("{training: {epochs: many}}", "training.epochs='many': Input should be a valid integer"),
         ("{titel: x}", "titel: unknown key"),
         ("{precision: fp64}", "precision='fp64': Input should be 'fp32' or 'bf16'"),
+        ("{seeds: [0, true]}", "seeds.1=True must be a number"),
+        ("{training: {learning_rate: yes}}", "training.learning_rate=True must be a number"),
         ("[1, 2]", "not a YAML mapping"),
         ("{", "is not YAML: line 1, column 2: expected"),
         ("title: T\ntitle: U", "is not YAML: line 2, column 1: the key 'title' is there twice"),
