@@ -93,7 +93,16 @@ class Recipe(distill.Recipe):
             raise ConfigError(problem, fix="set seeds: [0], or search it with a grid")
         choices = [(n, v) for n, values in self.space.items() for v in list_endpoints(values)]
         for point in [*self.points(), *({name: value} for name, value in choices)]:
-            apply_values(point, self.runs[self.student])
+            self.with_student(apply_values(point, self.runs[self.student]))
+
+    def with_student(self, run: RunSpec) -> distill.Recipe:
+        """Returns the recipe with another run in the place of the student.
+
+        Raises:
+            ConfigError: The recipe cannot have this run.
+        """
+        values = {each.name: getattr(self, each.name) for each in fields(distill.Recipe)}
+        return distill.Recipe(**{**values, "runs": {**self.runs, self.student: run}})
 
     def points(self) -> list[dict[str, Any]]:
         """Returns the combinations of the grid."""
@@ -122,9 +131,7 @@ def _add_student(
     experiment: Experiment, recipe: Recipe, data_dirs: Mapping[str, str], run: RunSpec
 ) -> TrainedRanker:
     """Names the rankers that a run in the place of the student builds on; returns its stage."""
-    values = {each.name: getattr(recipe, each.name) for each in fields(distill.Recipe)}
-    # Checks the run as one of any recipe.
-    changed = distill.Recipe(**{**values, "runs": {**recipe.runs, recipe.student: run}})
+    changed = recipe.with_student(run)
     tables = table_stages(changed, data_dirs)
     rankers = trained_rankers(changed, tables, table_checks(changed, tables))
     student = rankers[recipe.student, changed.seeds_of(recipe.student)[0]]

@@ -5,10 +5,10 @@ from dataclasses import replace
 from math import inf
 from typing import Annotated, Any, TypeVar
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Discriminator, Field, Tag, ValidationError
 from pydantic.dataclasses import dataclass
 
-from as2ray.errors import ConfigError
+from as2ray.errors import ConfigError, from_validation_error
 
 RunT = TypeVar("RunT")
 """A dataclass with the fields of a run: a training job, its stage, or a run of a recipe."""
@@ -29,7 +29,25 @@ class Interval:
             raise ConfigError(f"an interval needs {lowest}, not {self.low} and {self.high}")
 
 
-Values = Interval | Annotated[list[bool | int | float | str], Field(min_length=1)]
+def _kind(values: Any) -> str | None:
+    """Tag of the union below; None of what is neither an interval nor a list of scalars."""
+    if isinstance(values, list):
+        return (
+            "list" if all(isinstance(value, bool | int | float | str) for value in values) else None
+        )
+    return "interval" if isinstance(values, Mapping | Interval) else None
+
+
+Values = Annotated[
+    Annotated[Interval, Tag("interval")]
+    | Annotated[list[bool | int | float | str], Field(min_length=1), Tag("list")],
+    Discriminator(
+        _kind,
+        custom_error_type="space_values",
+        custom_error_message="a field has a list of numbers or texts, or an interval such as "
+        "{low: 1, high: 3}",
+    ),
+]
 """What a field can be: an interval, or one of several values."""
 
 
@@ -72,11 +90,14 @@ def apply_values(values: Mapping[str, Any], run: RunT) -> RunT:
     """
     for name, value in values.items():
         parent, _, leaf = name.rpartition(".")
+        problem = f"the run's field {name!r} cannot be {value!r}"
         try:
             if parent:
                 leaf, value = parent, replace(getattr(run, parent), **{leaf: value})
             run = replace(run, **{leaf: value})  # type: ignore[type-var]
-        except (AttributeError, TypeError, ValueError) as error:
-            problem = f"the run's field {name!r} cannot be {value!r}"
+        except ValidationError as error:
+            raise ConfigError(f"{problem}: {from_validation_error(error).problem}") from error
+        except (AttributeError, TypeError) as error:
+            problem = f"the run has no field {name!r}"
             raise ConfigError(problem, fix="name a field such as training.epochs") from error
     return run

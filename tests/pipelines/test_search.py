@@ -99,6 +99,8 @@ def test_space_is_of_fields_that_the_run_has(recipe):
     for wrong in ({"training.epochs": [0]}, {"training.weight_decay": Interval(-1.0, 0.0)}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             replace(searched, space=wrong)
+    with pytest.raises(ConfigError, match="loss 'uniform_exit', exit_layers"):
+        replace(searched, space={"loss": ["cross_entropy", "uniform_exit"]})
     for early in ({"num_layers": [1]}, {"dev": ["dev"]}, {"training.epochs": []}):
         with pytest.raises((ConfigError, ValidationError), match=next(iter(early))):
             replace(searched, space=early)
@@ -131,3 +133,22 @@ def test_grid_is_ranked_by_what_selects_the_checkpoint(recipe, tmp_path, select_
         values = [line[metric] for line in lines if metric in line]
         assert len(values) == 4
         assert float(row.split("|")[-2]) == pytest.approx(best_of(values), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("space", "problem"),
+    [
+        ("{training.epochs: {lo: 1, high: 3}}", r"interval.lo: unknown key"),
+        ("{training.epochs: 3}", r"epochs=3: a field has a list of numbers or texts, or an inter"),
+        ("{training.epochs: [null]}", r"epochs=\[None\]: a field has a list"),
+        ("{training.epochs: {low: true, high: 3}}", "low=True must be a number"),
+        ("{training.epochs: {low: 1, high: 2.5}}", "'training.epochs' cannot be 2.5: epochs=2.5"),
+        ("{loss.alpha: [0, 1]}", "the run has no field 'loss.alpha'"),
+    ],
+)
+def test_wrong_space_of_a_command_line_is_refused_in_one_clear_line(space, problem, tmp_path):
+    flags = ["--config", "tanda_minilm.yaml", "--student", "wikiqa", "--output", str(tmp_path)]
+    with pytest.raises(ConfigError, match=problem) as raised:
+        read_recipe(Recipe, [*flags, "--space", space])
+    assert "pydantic" not in str(raised.value)
+    assert "Interval" not in str(raised.value)
