@@ -1,6 +1,7 @@
 """Typed errors. Each states the problem and, where it is not obvious, how to fix it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from difflib import get_close_matches
 from functools import wraps
 from inspect import signature
@@ -132,10 +133,34 @@ def validate_arguments(function: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
+def raise_config_errors(settings: type[T]) -> type[T]:
+    """Lets the constructor of a pydantic dataclass raise a `ConfigError` that names wrong fields.
+
+    Where the settings are part of others, their errors stay those of the others.
+    """
+    from pydantic import ValidationError
+
+    init: Callable[..., None] = settings.__init__
+    names = [field.name for field in fields(settings)]  # type: ignore[arg-type]
+
+    @wraps(init)
+    def call(self: T, *args: object, **kwargs: object) -> None:
+        try:
+            init(self, *args, **kwargs)
+        except ValidationError as error:
+            raise from_validation_error(
+                error, known_keys=lambda path: () if path else names, positional=names
+            ) from None
+
+    settings.__init__ = call  # type: ignore[assignment, method-assign, misc]
+    return settings
+
+
 def from_validation_error(
     error: "ValidationError",
     kind: type[As2rayError] = ConfigError,
     known_keys: Callable[[Sequence[str]], Iterable[str]] = lambda path: (),
+    positional: Sequence[str] = (),
 ) -> As2rayError:
     """An error with a line for each wrong field: its path, its value and what is accepted.
 
@@ -145,10 +170,13 @@ def from_validation_error(
         error: The error of pydantic.
         kind: Class of the error that is returned.
         known_keys: Returns the keys that are accepted beside a key, by the path above it.
+        positional: Names of the fields that may be given by their positions.
     """
     problems, missing, hint = [], [], ""
     for wrong in error.errors(include_url=False):
         parts = [str(part) for part in wrong["loc"]]
+        if positional and parts and isinstance(number := wrong["loc"][0], int):
+            parts[:1] = positional[number : number + 1] or ["argument " + str(number + 1)]
         path = ".".join(parts)
         problem = wrong["msg"].removeprefix("Value error, ")
         if wrong["type"] in ("missing", "missing_argument"):

@@ -1,11 +1,14 @@
 """What `import as2ray` offers: the path from documents and a table to answers, in Python."""
 
+import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import tiny
 from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import is_pydantic_dataclass
 
 import as2ray
 from as2ray.errors import ConfigError, CorpusError, validate_arguments
@@ -81,6 +84,44 @@ def test_what_is_no_index_or_ranker_is_refused_before_the_question(index, tmp_pa
 def test_wrong_argument_is_refused_in_one_line_that_names_it(call, problem, checkpoint):
     with pytest.raises(ConfigError, match=f"^{problem}.*$"):
         call(as2ray.load(checkpoint()))
+
+
+SETTINGS = {"BM25", "CascadeConfig", "ModelSpec", "QuestionAnswerer", "TrainingConfig"}
+
+
+def test_settings_that_are_checked_are_all_that_are_offered():
+    offered = {name for name in dir(as2ray) if is_pydantic_dataclass(getattr(as2ray, name))}
+    assert offered == SETTINGS
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_unknown_setting_is_refused_in_one_line(name):
+    with pytest.raises(ConfigError, match=r"unknown_key: unknown key(\n|$)"):
+        getattr(as2ray, name)(unknown_key=1)
+
+
+@pytest.mark.parametrize(
+    ("create", "problem"),
+    [
+        (lambda: as2ray.CascadeConfig(max_loss=7), "max_loss=7: Input should be less than 1"),
+        (lambda: as2ray.CascadeConfig(max_los=7), "max_los: unknown key; did you mean 'max_loss'?"),
+        (lambda: as2ray.CascadeConfig(at_least=0.5), "at_least=0.5 needs keep_top"),
+        (lambda: as2ray.ModelSpec("path", 0), "max_length=0: Input should be greater than 0"),
+        (lambda: as2ray.ModelSpec(), "path: required, and not given"),
+        (
+            lambda: replace(as2ray.TrainingConfig(), epochs=0),
+            "epochs=0: Input should be greater than 0",
+        ),
+    ],
+)
+def test_wrong_setting_is_refused_in_one_line_that_names_it(create, problem):
+    with pytest.raises(ConfigError, match=f"^{re.escape(problem)}$"):
+        create()
+
+
+def test_wrong_setting_of_a_part_is_an_error_of_the_whole():
+    with pytest.raises(ValidationError, match=r"epochs\n"):
+        TypeAdapter(dict[str, as2ray.TrainingConfig]).validate_python({"a": {"epochs": 0}})
 
 
 def test_what_a_function_does_with_good_arguments_is_not_reported_as_theirs():

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, SkipValidat
 from pydantic.dataclasses import dataclass as config_dataclass
 from scipy.special import expit
 
-from as2ray.errors import ConfigError, SentenceIndexError
+from as2ray.errors import ConfigError, SentenceIndexError, raise_config_errors
 from as2ray.outputs import RankedCandidate
 from as2ray.retrieval.answer_scoring import AnswerScoring, Parts, Ranked, default_scoring
 from as2ray.retrieval.sentence_index import MIN_SIMILARITY, Candidate, SentenceIndex
@@ -131,6 +131,7 @@ class RankedCandidates:
     retrieval_time_s: float
 
 
+@raise_config_errors
 @config_dataclass(frozen=True, config=ConfigDict(arbitrary_types_allowed=True, extra="forbid"))
 class QuestionAnswerer:
     """Answers questions from an index."""

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, NonNegativeFloat
 from pydantic.dataclasses import dataclass as config_dataclass
 from scipy import sparse
 
-from as2ray.errors import ConfigError, CorpusError
+from as2ray.errors import ConfigError, CorpusError, raise_config_errors
 from as2ray.text.term_counts import CollectionStatistics, TermCounts, build_bm25s
 
 GROUP_SIZE = 64
@@ -46,6 +46,7 @@ class TermConfig:
     (Boytsov and Nyberg 2020). simplemma's dictionary decides, without the word's context."""
 
 
+@raise_config_errors
 @config_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class BM25(TermConfig):
     """Settings of BM25, in Lucene's variant.

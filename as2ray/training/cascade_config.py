@@ -14,6 +14,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from as2ray.cascade.margins import Risk
+from as2ray.errors import raise_config_errors
 
 HIGH_CONFIDENCE = 0.9
 """Confidence of a bound by Learn then Test."""
@@ -22,6 +23,7 @@ AT_LEAST = 0.99
 """Default of `CascadeConfig.at_least`."""
 
 
+@raise_config_errors
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class CascadeConfig:
     """How the exits of a finished ranker are fitted, and what they may lose."""

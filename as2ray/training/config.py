@@ -13,10 +13,13 @@ from pydantic import (
 )
 from pydantic.dataclasses import dataclass
 
+from as2ray.errors import raise_config_errors
+
 SELECTION_METRIC = "dev/AP"
 """Metric that selects the best checkpoint and that early stopping follows."""
 
 
+@raise_config_errors
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class TrainingConfig:
     """Hyperparameters of one training run. The defaults suit a small encoder and corpus."""

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass as validated_dataclass
 
+from as2ray.errors import raise_config_errors
 from as2ray.losses import ConfigurableLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.training.config import TrainingConfig
@@ -19,6 +20,7 @@ Pooling = Literal["mean_of_rest", "mean", "first"]
 """What a new cascade's partial classifiers may read; see `ModelSpec.pooling`."""
 
 
+@raise_config_errors
 @validated_dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class ModelSpec:
     """Pretrained model to start from, and what kind of ranker to make of it."""

@@ -13,13 +13,13 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from as2ray.data import packed_dataset
 from as2ray.data.list_reader import ListReader
 from as2ray.data.packed_dataset import ORDER_VERSION, EncodedExamples, PackedDataset
 from as2ray.data.pair_reader import PairReader
 from as2ray.data.passage_reader import PassageReader
+from as2ray.errors import ConfigError
 from as2ray.tables import parquet
 from as2ray.tables.parquet import ParquetTable, write_part
 from as2ray.tables.schema import LOGIT_COLUMNS, group_by_passage
@@ -333,5 +333,5 @@ def test_training_reads_the_shards_of_its_config(checkpoint, corpus, tmp_path):
     )
     run_job(job, tmp_path, LocalCheckpointStore(tmp_path), record)
     assert [dataset.num_shards for dataset in datasets] == [3]
-    with pytest.raises(ValidationError, match="num_data_shards"):
+    with pytest.raises(ConfigError, match="num_data_shards"):
         TrainingConfig(num_data_shards=0)

@@ -253,7 +253,7 @@ def test_layers_that_the_model_does_not_have_are_refused_before_documents_are_re
 ):
     with pytest.raises(ConfigError, match="layers"):
         run(replace(own, model=replace(own.model, **wrong)))
-    with pytest.raises(ValidationError, match="num_layers"):
+    with pytest.raises(ConfigError, match="num_layers"):
         replace(own.model, num_layers=0)
     with pytest.raises(CheckpointError, match="nowhere"):
         run(replace(own, model=ModelSpec(str(tmp_path / "nowhere"))))

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from as2ray.checkpoints.loading import load
 from as2ray.cli.main import main
@@ -111,7 +110,7 @@ def test_question_without_a_known_word_has_no_answer(index, ranker):
 
 def test_impossible_settings_are_refused(index, ranker):
     for wrong in ({"num_candidates": 0}, {"num_neighbors": -1}, {"score_threshold": 2.0}):
-        with pytest.raises(ValidationError, match=next(iter(wrong))):
+        with pytest.raises(ConfigError, match=next(iter(wrong))):
             QuestionAnswerer(index, ranker, **wrong)
     with pytest.raises(EvaluationError, match="empty or non-text"):
         QuestionAnswerer(index, ranker).ask(" ")

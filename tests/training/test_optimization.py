@@ -1,8 +1,8 @@
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
+from as2ray.errors import ConfigError
 from as2ray.training.config import TrainingConfig
 from as2ray.training.optimization import compute_learning_rate, create_optimizer
 
@@ -74,12 +74,12 @@ def test_linear_rate_is_a_single_triangle_and_triangular_repeats_it():
     ],
 )
 def test_training_setting_out_of_range_is_refused_by_name(name, value):
-    with pytest.raises(ValidationError, match=name):
+    with pytest.raises(ConfigError, match=name):
         TrainingConfig(**{name: value})
 
 
 def test_training_triangular_without_warmup_is_refused():
-    with pytest.raises(ValidationError, match="triangular"):
+    with pytest.raises(ConfigError, match="triangular"):
         TrainingConfig(lr_scheduler_type="triangular", warmup_ratio=0.0)
 
 

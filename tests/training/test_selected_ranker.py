@@ -7,11 +7,10 @@ from pathlib import Path
 import pyarrow.compute as pc
 import pytest
 import tiny
-from pydantic import ValidationError
 from training_runs import create_trainer, read_logged
 
 from as2ray.checkpoints.loading import load
-from as2ray.errors import StaleStageError
+from as2ray.errors import ConfigError, StaleStageError
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec, TrainingJob
 from as2ray.training.run_job import JOB, train
@@ -137,5 +136,5 @@ def test_measure_that_is_named_selects(checkpoint, corpus, tmp_path, monkeypatch
 
 
 def test_unknown_selection_is_refused():
-    with pytest.raises(ValidationError, match=r"select_by(.|\n)*'test/AP'"):
+    with pytest.raises(ConfigError, match=r"select_by(.|\n)*'test/AP'"):
         TrainingConfig(select_by="test/AP")

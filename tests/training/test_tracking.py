@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 from training_runs import FunctionLoss, StopTrainingError, create_trainer
 
-from as2ray.errors import TrainingError
+from as2ray.errors import ConfigError, TrainingError
 from as2ray.progress import progress_values
 from as2ray.training.checkpoint_store import BEST
 from as2ray.training.config import TrainingConfig
@@ -370,7 +370,7 @@ def test_training_whose_loss_is_not_finite_stops_and_says_so(checkpoint, corpus,
 
 
 def test_training_in_fp16_is_refused_for_want_of_loss_scaling():
-    with pytest.raises(ValidationError, match="fp16"):
+    with pytest.raises(ConfigError, match="fp16"):
         TrainingConfig(precision="fp16")
 
 
