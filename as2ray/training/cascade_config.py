@@ -22,6 +22,9 @@ HIGH_CONFIDENCE = 0.9
 AT_LEAST = 0.99
 """Default of `CascadeConfig.at_least`."""
 
+MAX_LOSS = 0.02
+"""Default of `CascadeConfig.max_loss`."""
+
 
 @raise_config_errors
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -32,7 +35,7 @@ class CascadeConfig:
     """Number of layers below each exit that may be used; by default every layer."""
     drop_ratios: tuple[Annotated[float, Field(ge=0, lt=1)], ...] | None = None
     """Drop ratio after each exit but the last, or one for all, instead of margins with a bound."""
-    max_loss: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    max_loss: Annotated[float, Field(gt=0, lt=1)] = MAX_LOSS
     """Bound on the mean of 1 - 1 / (place that the cascade gives to the ranker's first). With
     `keep_top` it does not count."""
     use_labels: bool = False
@@ -77,6 +80,8 @@ class CascadeConfig:
         if self.keep_top is None and self.at_least != AT_LEAST:
             raise ValueError(f"at_least={self.at_least:g} needs keep_top")
         bounds = [n for n in ("keep_top", "use_labels", "high_confidence") if getattr(self, n)]
+        if self.max_loss != MAX_LOSS:
+            bounds.append(f"max_loss={self.max_loss:g}")
         if self.drop_ratios is not None and bounds:
             raise ValueError(f"drop ratios have no bound, so leave out {', '.join(bounds)}")
         if self.label_weight is not None and not self.joint:
@@ -100,7 +105,7 @@ class CascadeConfig:
         """Returns the settings that train the exits, which do not depend on the bound."""
         return replace(
             self,
-            max_loss=0.5,
+            max_loss=0.5 if self.drop_ratios is None else MAX_LOSS,
             use_labels=False,
             keep_top=None,
             at_least=AT_LEAST,

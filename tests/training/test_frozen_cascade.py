@@ -445,6 +445,7 @@ def test_what_cannot_become_a_cascade_is_refused_before_it_is_scored(
         {"label_weight": 0.5},  # without joint
         {"use_labels": True, "drop_ratios": (0.5,)},
         {"keep_top": 3, "drop_ratios": (0.5,)},
+        {"max_loss": 0.1, "drop_ratios": (0.5,)},
         {"high_confidence": True, "drop_ratios": (0.5,)},
     ],
 )
