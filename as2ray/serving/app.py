@@ -106,6 +106,22 @@ def select_model(model: str | None, models: Mapping[str, str]) -> str:
     raise RequestError("model_not_found", problem, "name one of these, or none")
 
 
+def select_ask_model(body: AskRequest, models: Mapping[str, str]) -> str:
+    """Returns the name of the model that ranks for `/ask`; empty if no model is served.
+
+    Raises:
+        RequestError: See `select_model`; or no model is served, and the request sets something of
+            one.
+    """
+    if models:
+        return select_model(body.model, models)
+    settings = {"model": body.model, "drop_ratios": body.drop_ratios}
+    if given := [name for name, value in settings.items() if value is not None]:
+        problem = f"the service has no ranker, so it cannot use {' and '.join(given)}"
+        raise RequestError("invalid_request", problem, f"leave out {' and '.join(given)}")
+    return ""
+
+
 def get_budget_ms(body: BaseModel, request: Request) -> float | None:
     """Returns the budget in milliseconds that the body of a request sets, or its header.
 
@@ -248,7 +264,7 @@ def _add_ask_route(
     @app.post("/ask", responses=_error_responses(settings, "as2ray", RankError))
     async def ask(body: AskRequest, request: Request, response: Response) -> AskResponse:
         """Answers a question from the documents of the index."""
-        model = select_model(body.model, service.models) if service.models else ""
+        model = select_ask_model(body, service.models)
         # The question stands in for the candidates, which have not been retrieved yet.
         rerank_request = body.to_request(model, [body.question])
         check_limits(rerank_request, settings.limits)

@@ -156,6 +156,26 @@ def test_budget_of_a_question_for_which_nothing_is_ranked_is_told_too(serve, lib
         assert client.post("/ask", json={"question": question}).json()["budget_ms"] is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"model": "default"}, "model"),
+        ({"drop_ratios": 0.5}, "drop_ratios"),
+        ({"drop_ratios": [], "model": "a"}, "model and drop_ratios"),
+    ],
+)
+def test_settings_of_a_ranker_are_refused_without_one(serve, index, settings, named):
+    client = serve(index_path=index, models={})
+    response = client.post("/ask", json={"question": "kovarin", **settings})
+    assert response.status_code == 422
+    assert response.json() == {
+        "error": "invalid_request",
+        "message": f"the service has no ranker, so it cannot use {named}",
+        "fix": f"leave out {named}",
+    }
+    assert client.post("/ask", json={"question": "kovarin", "model": None}).status_code == 200
+
+
 def test_index_without_a_model_is_asked_as_by_the_answerer_and_ranks_nothing(serve, index):
     client = serve(index_path=index, models={})
     body = {"question": "what is kovarin", "top_k": 2, "budget_ms": 500}
