@@ -242,6 +242,17 @@ def test_page_links_to_documents_with_dots_between_the_slashes_of_their_ids(
 
 
 @pytest.mark.slow
+def test_page_shows_logits_in_bars_as_their_probabilities(browser):
+    browser.get(DEMO_PAGE.as_uri())
+    widths = browser.execute_script("""
+        const score = (score, is_logit) => ({score, is_logit, text: "a", exit_layer: null});
+        showRanking("ranking", [score(0, true), score(-9, true), score(0.25), score(-1)], []);
+        return [...document.querySelectorAll("#ranking .bar i")].map(each => each.style.width);
+    """)
+    assert widths == ["50%", "0%", "25%", "0%"]
+
+
+@pytest.mark.slow
 def test_page_shows_code_that_asks_the_same(browser, library, client):
     import json
 
