@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from as2ray.cascade.cost import EncoderShape
 from as2ray.cascade.margins import Margins
 from as2ray.cascade.pruning import Rounding, StagedScores
-from as2ray.checkpoints.loading import load
 from as2ray.cli.console import create_console, create_console_table
 from as2ray.distributed.score import RANKER_FACTS, read_scores, score_table
 from as2ray.distributed.workers_config import WorkersConfig
@@ -142,7 +141,7 @@ def _complete_scores(folder: Path, rows: pa.Table, model: str | None) -> None:
                 f"scores={folder} does not exist",
                 fix="name a cascade, whose scores are then stored there: --model DIR",
             )
-        exits = getattr(load(model), "exit_layers", ())
+        exits = _read_settings(model).get("exit_layers", ())
         if len(exits) < 2:
             raise ConfigError(
                 f"model={model} has {len(exits)} exits, and drops no candidates between them",

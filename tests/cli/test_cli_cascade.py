@@ -232,6 +232,8 @@ def test_ranker_without_several_exits_is_refused_before_it_scores(cost, checkpoi
     for model in (checkpoint(), save(one_exit, tmp_path / "one")):
         assert "drops no candidates" in cost(model)
     assert not (tmp_path / "scores").exists()
+    (tmp_path / "one/model.safetensors").unlink()  # Its exits are counted without the weights.
+    assert "has 1 exits, and drops no candidates" in cost(tmp_path / "one")
 
 
 def test_scores_of_another_table_or_model_are_refused(cost, cascade, tmp_path):
