@@ -143,7 +143,7 @@ class TuneRun:
                     verbose=0,
                     failure_config=tune.FailureConfig(max_failures=MAX_TRIAL_FAILURES),
                     checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
-                    callbacks=[_RunLog(self)],
+                    callbacks=[_RunLog(self, scheduler)],
                 ),
             )
         try:
@@ -222,28 +222,39 @@ class TuneRun:
 class _RunLog(tune.Callback):  # type: ignore[misc]
     """Logs every trial and why none makes progress, and ends workers of trials that were stopped.
 
+    Tune's snapshots leave out the scheduler, so its state is stored as that of this callback.
+
     Args:
         search: The search.
+        scheduler: Its scheduler.
     """
 
-    def __init__(self, search: TuneRun) -> None:
-        self.search = search
+    def __init__(self, search: TuneRun, scheduler: ASHAScheduler | None) -> None:
+        self.search, self.scheduler = search, scheduler
         self.progress_at = self.published_at = time.monotonic()
         self.trials = {trial.number: trial for trial in search.read_trials()}
         self.controllers: dict[str, Any] = {}
         """Controllers of Ray Train by name of the trial."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"search": self.search}
+        return {"search": self.search, "scheduler": self.scheduler}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def get_state(self) -> None:
-        """Tune calls this with every snapshot; remembers the journal's size, and the folder."""
+    def get_state(self) -> dict[str, Any] | None:
+        """Tune calls this with every snapshot; remembers the journal's size, and the folder.
+
+        Returns the state of the scheduler, which Tune writes at once.
+        """
         size = (self.search.folder / JOURNAL).stat().st_size
         with atomic_file(self.search.scratch / "journal_size") as temporary:
             temporary.write_text(f"{size} {self.search.folder}")
+        return None if self.scheduler is None else vars(self.scheduler)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Tune calls this when it reads a snapshot, before it adds the trials."""
+        vars(self.scheduler).update(state)
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         """See `tune.Callback`."""

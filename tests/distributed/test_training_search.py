@@ -1,5 +1,6 @@
 """Searches over training runs."""
 
+import signal
 from dataclasses import replace
 
 import pytest
@@ -146,3 +147,16 @@ def test_trial_that_is_stopped_early_keeps_no_workers(job, tmp_path, ray_local, 
     )
     assert [trial.state for trial in result.trials] == ["finished", "stopped"]
     assert states == {"trial 1/2": {"REMOVED"}, "trial 2/2": {"REMOVED"}}
+
+
+@pytest.mark.slow
+def test_resumed_search_compares_with_trials_of_before_the_interruption(
+    job, tmp_path, ray_local, monkeypatch
+):
+    create_job = create_jobs(job, {}, {"learning_rate": 1e-9})
+    args = (create_job, numbered, tmp_path / "search", IN_TURN)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="after 1 of 2"):
+        patch.setattr(tune_run.logger, "info", lambda line: signal.raise_signal(signal.SIGINT))
+        search_training(*args, num_trials=2)
+    trials = search_training(*args, num_trials=2).trials
+    assert [trial.state for trial in trials] == ["finished", "stopped"]
