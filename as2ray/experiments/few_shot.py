@@ -262,7 +262,7 @@ class InterpolatedRanker(Stage):
             scores = read_scores(output)["score"].to_numpy()
             quality[weight] = evaluate(rows, scores, [self.measure]).measures[self.measure]
         best = max(self.start_weights, key=lambda weight: (quality[weight], -weight))
-        log.info("%.2f of its start", best)
+        log.info("the ranker keeps %.2f of the weights of its start", best)
         copy_ranker(context.scratch / str(best) / RANKER, context.output)
         tuned = context.outputs(self.ranker)
         copied = {name: tuned.get(name) for name in ("shape", "parameters")}

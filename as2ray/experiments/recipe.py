@@ -477,9 +477,12 @@ def read_recipe(kind: type[T], arguments: Sequence[str] | None = None) -> tuple[
     except ConfigError as error:
         required = {f.name for f in fields(kind) if f.default is f.default_factory is MISSING}  # type: ignore[arg-type]
         has_file = any(argument.partition("=")[0] == "--config" for argument in arguments)
-        if has_file or required <= tree.keys():
+        missing = required - tree.keys()
+        if has_file or not missing:
             raise
         fix = "name a recipe: --config FILE; those of pipelines/recipes are found by their names"
+        if len(missing) == 1:
+            fix = f"give --{missing.pop()}, or a recipe with --config FILE"
         raise ConfigError(error.problem, fix) from None
     print_config([recipe, options], arguments)
     return recipe, options

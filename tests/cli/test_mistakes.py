@@ -16,6 +16,7 @@ from as2ray.cli.index import index
 from as2ray.cli.main import COMMANDS, main
 from as2ray.errors import ResourceError
 from as2ray.text.bm25 import BM25
+from pipelines import own_documents
 from pipelines.transfer_adapt import PIPELINE
 
 MAX_LINES = 6
@@ -143,6 +144,11 @@ def test_mistake_in_a_recipe(arguments, problem, tmp_path, monkeypatch, capsys):
         Path("no_profiles.yaml").write_text(text)
     error = errors_of(PIPELINE.command, ["--output", "out/recipe", *arguments], capsys)
     assert problem in error
+
+
+def test_folder_of_documents_that_is_not_given_is_asked_for(tmp_path, capsys):
+    error = errors_of(own_documents.PIPELINE.command, ["--output", str(tmp_path / "out")], capsys)
+    assert "documents: required, and not given\n  fix: give --documents, or a recipe" in error
 
 
 def test_gpus_that_no_node_has_are_answered_with_their_flag():
