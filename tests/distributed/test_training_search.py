@@ -155,8 +155,9 @@ def test_resumed_search_compares_with_trials_of_before_the_interruption(
 ):
     create_job = create_jobs(job, {}, {"learning_rate": 1e-9})
     args = (create_job, numbered, tmp_path / "search", IN_TURN)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt, match="after 1 of 2"):
+    with monkeypatch.context() as patch:
         patch.setattr(tune_run.logger, "info", lambda line: signal.raise_signal(signal.SIGINT))
-        search_training(*args, num_trials=2)
+        with pytest.raises(KeyboardInterrupt, match="after 1 of 2"):
+            search_training(*args, num_trials=2)
     trials = search_training(*args, num_trials=2).trials
     assert [trial.state for trial in trials] == ["finished", "stopped"]
