@@ -243,9 +243,9 @@ def _replay_ways(
     ranked_exits = [as_ranked.exit_layers.index(layer) for layer in layers]
     yield replay, "nothing dropped", exits[-1:], replay.rank(exits[-1:], 0.0)
     margins = Margins(tuple(ways.margins), ways.top_k) if ways.margins else stored
+    with_bm25 = as_ranked.exit_layers[0] == 0
+    stages = [0, *ranked_exits] if with_bm25 else ranked_exits
     if margins is not None:
-        with_bm25 = as_ranked.exit_layers[0] == 0
-        stages = [0, *ranked_exits] if with_bm25 else ranked_exits
         margins.check_stages(len(stages))
         parts = []
         if with_bm25:
@@ -253,24 +253,16 @@ def _replay_ways(
         if values := [f"{value:.2f}" for value in margins.values[len(parts) :]]:
             parts.append("margins " + ", ".join(values))
         name = ", ".join(parts)
-        yield (
-            as_ranked,
-            name,
-            stages,
-            as_ranked.rank_by_margins(stages, margins.values, margins.top_k),
-        )
+        staged = as_ranked.rank_by_margins(stages, margins.values, margins.top_k)
+        yield as_ranked, name, stages, staged
     if ways.drop_ratios is not None or (margins is None and ways.budget_ms is None):
         ratios = 0.3 if ways.drop_ratios is None else ways.drop_ratios
         name = "ratio " + ", ".join(f"{ratio:g}" for ratio in np.atleast_1d(ratios))
         yield replay, name, exits, replay.rank(exits, ratios)
     if ways.budget_ms is not None:
-        staged = as_ranked.rank_within(ranked_exits, ways.budget_ms / 1e3, ways.layer_us / 1e6)
-        yield (
-            as_ranked,
-            f"{ways.budget_ms:g} ms, {ways.layer_us:g} us a layer",
-            ranked_exits,
-            staged,
-        )
+        name = f"{ways.budget_ms:g} ms, {ways.layer_us:g} us a layer"
+        seconds = ways.budget_ms / 1e3, ways.layer_us / 1e6
+        yield as_ranked, name, stages, as_ranked.rank_within(stages, *seconds, margins)
 
 
 def _summarize(layers: Sequence[int], reports: Sequence[PruningReport]) -> Any:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pydantic
 
 from as2ray.cascade.cost import EncoderShape, measure_relative_cost, observed_drop_ratios
+from as2ray.cascade.margins import Margins
 from as2ray.cascade.pruning import (
     DropRatios,
     Pruning,
@@ -23,6 +24,7 @@ from as2ray.cascade.pruning import (
     expand_drop_ratios,
     log_odds,
     lower_scores,
+    margin_mask,
     prune,
 )
 from as2ray.cascade.time_plan import NOT_SCORED, find_keep_ratio, num_affordable
@@ -149,34 +151,48 @@ class CascadeReplay:
         return self._prune(exit_indices, pruning)
 
     def rank_within(
-        self, exit_indices: Sequence[int], budget_s: float, layer_s_per_token: float
+        self,
+        exit_indices: Sequence[int],
+        budget_s: float,
+        layer_s_per_token: float,
+        margins: Margins | None = None,
     ) -> StagedScores:
         """Computes the scores that the cascade would give all rows within a time budget.
 
         The plan is that of `TimedPass`, for a machine whose speed is known and does not change.
+        BM25's stage takes no time.
 
         Args:
             exit_indices: As in `rank`.
             budget_s: Seconds for a question.
             layer_s_per_token: Seconds of one layer for a token.
+            margins: What they drop stays dropped, however much time is left.
         """
         scores = np.zeros(len(self.num_tokens), np.float32)
         stage_index = np.full(len(self.num_tokens), NOT_SCORED)
         exit_layers = [self.exit_layers[index] for index in exit_indices]
         token_s = layer_s_per_token * np.diff(exit_layers, prepend=0)
+        first_stage = int(exit_layers[0] == 0)  # the first one with layers
         for question in range(self.num_questions):
-            rows, time_left_s = np.flatnonzero(self.question_index == question), budget_s
-            stage_s = self.num_tokens[rows].mean() * token_s
-            rows = rows[: num_affordable(0, stage_s, time_left_s)]
+            all_rows, time_left_s = np.flatnonzero(self.question_index == question), budget_s
+            rows = all_rows
             for stage, exit_index in enumerate(exit_indices):
-                if stage and len(rows):
+                if stage and len(rows) and margins is not None:
+                    limit, zeros = np.array([margins.values[stage - 1]]), np.zeros(len(rows), int)
+                    rows = rows[margin_mask(zeros, scores[rows], limit, margins.top_k)]
+                num_entered = len(rows)
+                later_s = self.num_tokens[rows].mean() * token_s[stage:] if len(rows) else token_s
+                if stage == first_stage:
+                    rows = rows[: num_affordable(0, later_s, time_left_s)]
+                elif stage > first_stage and len(rows):
                     rows = rows[np.argsort(-scores[rows], kind="stable")]
-                    later_s = self.num_tokens[rows].mean() * token_s[stage:]
                     keep_ratio = find_keep_ratio(len(rows), later_s, time_left_s)
                     rows = rows[: max(1, int(len(rows) * keep_ratio))]
                 costs_s = self.num_tokens[rows] * token_s[stage]
                 rows = rows[np.cumsum(costs_s) <= time_left_s]
                 time_left_s -= float(costs_s[: len(rows)].sum())
+                if stage == first_stage and len(rows) < num_entered:  # BM25 then ranks none
+                    scores[all_rows], stage_index[all_rows] = 0.0, NOT_SCORED
                 scores[rows], stage_index[rows] = self.scores[rows, exit_index], stage
         return StagedScores(scores, stage_index)
 

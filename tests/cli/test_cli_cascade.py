@@ -186,10 +186,14 @@ def test_cost_replays_stored_scores_and_explains_a_question(call, table, tmp_pat
         written = {**settings, "as2ray": {**settings["as2ray"], **more}}
         (model / "config.json").write_text(json.dumps(written))
         rows = cost("--model", model, "--drop_ratio", each, *given[-4:]).splitlines()
-        assert ("left at 0" in rows[0]) == (bm25_margin is not None)
-        assert rows[2].startswith("margins" if bm25_margin is None else "BM25 0.4, margins")
+        with_bm25 = bm25_margin is not None
+        assert ("left at 0" in rows[0]) == with_bm25
+        assert rows[2].startswith("BM25 0.4, margins" if with_bm25 else "margins")
         assert rows[3].split() == ratio_row
-        assert rows[4].count("%") == plain + 1  # where they left, and the operations
+        assert rows[4].count("%") == plain + with_bm25 + 1  # where they left, and the operations
+        # With time enough, a budget drops what the margins drop.
+        *_, by_margins, within = cost("--model", model, "--budget_ms", "1e6").splitlines()[:4]
+        assert within.split("layer")[1].split() == by_margins.split()[-plain - with_bm25 - 3 :]
     with pytest.raises(SystemExit):
         cost("--drop_ratio", "0.5", "--question_id", "nobody")
     assert "'nobody' is not in the table" in capsys.readouterr().err
