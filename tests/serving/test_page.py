@@ -2,12 +2,16 @@
 
 import re
 import shutil
+from dataclasses import asdict
 
 import httpx
+import numpy as np
 import pytest
 from served import CANDIDATES, QUESTION, listen
 
 from as2ray.cascade.margins import Margins
+from as2ray.cascade.pruning import StagedScores
+from as2ray.cascade.time_plan import NOT_SCORED
 from as2ray.checkpoints.loading import load
 from as2ray.checkpoints.saving import save
 from as2ray.retrieval.index_writer import write_index
@@ -150,7 +154,21 @@ def test_page_says_which_candidates_no_layer_scored(browser, cascade, tmp_path):
         assert f"Layers run\n{round(100 / len(CANDIDATES))} %" in details.text
         browser.find_element("id", "budget").send_keys("60000", Keys.ENTER)
         WebDriverWait(browser, 30).until(lambda _: "Budget\nkept" in details.text)
-        assert {layer for _, layer in ranked(browser)[1:]} == {"not scored"}
+        assert {layer for _, layer in ranked(browser)[1:]} == {"dropped before layer 1"}
+
+
+@pytest.mark.slow
+def test_page_says_for_which_candidates_there_was_no_time(browser, cascade):
+    ranker = load(cascade)
+    staged = StagedScores(np.float32([0.5, 1e-9, 0.0]), np.array([2, NOT_SCORED, NOT_SCORED]))
+    browser.get(DEMO_PAGE.as_uri())
+    browser.execute_script("document.getElementById('ranked').hidden = false")
+    for activation in ("sigmoid", "identity"):
+        ranker.activation = activation
+        ranking = [asdict(each) for each in ranker.build_rankings([["a", "b", "c"]], staged)[0]]
+        browser.execute_script("showRanking('ranking', ...arguments)", ranking, [1, 2, 3])
+        layers = [layer for _, layer in ranked(browser)]
+        assert layers == ["scored at layer 3", "dropped before layer 1", "not scored"]
 
 
 @pytest.fixture(scope="module")
