@@ -84,8 +84,10 @@ class CascadeConfig:
             bounds.append(f"max_loss={self.max_loss:g}")
         if self.drop_ratios is not None and bounds:
             raise ValueError(f"drop ratios have no bound, so leave out {', '.join(bounds)}")
-        if self.label_weight is not None and not self.joint:
-            raise ValueError(f"label_weight={self.label_weight:g} needs joint")
+        for name in ("label_weight", "joint_epochs", "joint_learning_rate"):
+            value = getattr(self, name)
+            if not self.joint and value != getattr(type(self), name):
+                raise ValueError(f"{name}={value:g} needs joint")
         return self
 
     @property

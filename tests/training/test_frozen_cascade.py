@@ -357,7 +357,7 @@ def answered_by_words() -> pa.Table:
 def test_last_exit_gets_a_part_of_bm25_where_labels_ask_for_it(monolith, tmp_path, joint):
     table = answered_by_words()
     config = replace(CONFIG, max_loss=0.5, use_bm25=True, use_labels=True)
-    config = replace(config, joint=joint, joint_epochs=1)
+    config = replace(config, joint=joint, joint_epochs=1 if joint else 3)
     with_labels = make_cascade(monolith, table, tmp_path / "c", config=config)
     assert with_labels.bm25_weights[-1] > 1
     restored = load(tmp_path / "c", dtype="fp32", device="cpu")
@@ -443,6 +443,8 @@ def test_what_cannot_become_a_cascade_is_refused_before_it_is_scored(
         {"at_least": 0.9999},  # without keep_top
         {"exit_layers": (0,)},
         {"label_weight": 0.5},  # without joint
+        {"joint_epochs": 2},
+        {"joint_learning_rate": 1e-4},
         {"use_labels": True, "drop_ratios": (0.5,)},
         {"keep_top": 3, "drop_ratios": (0.5,)},
         {"max_loss": 0.1, "drop_ratios": (0.5,)},
