@@ -103,6 +103,8 @@ def listen(cascade: str | None, index: SentenceIndex | None = None) -> Iterator[
         assert thread.is_alive(), "the server ended before it listened"
         thread.join(0.05)
     port = server.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}"
-    server.should_exit = True
-    thread.join()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:  # Python waits for the thread, also after a test that fails.
+        server.should_exit = True
+        thread.join()
