@@ -60,8 +60,7 @@ def rank(
         check_top_k(top_k)
         ranking = ranker.rank(question, read_lines(candidates), None, drop_ratios, budget_ms)
         if isinstance(ranker, CascadeRanker) and ranking:
-            reason = "left before layer 1" if budget_ms is None else "were not scored"
-            sys.stderr.write(_describe_exits(ranking, ranker.exit_layers, reason) + "\n")
+            sys.stderr.write(_describe_exits(ranking, ranker.exit_layers) + "\n")
         results += ranking[:top_k]
     else:
         results += _rank_passages(ranker, model, question, passages, top_k)
@@ -76,12 +75,14 @@ def rank(
             sys.stdout.write(f"{position:3d}  {_format_result(result)}\n")
 
 
-def _describe_exits(
-    ranking: Sequence[RankedCandidate], exit_layers: Sequence[int], without_layers: str
-) -> str:
+def _describe_exits(ranking: Sequence[RankedCandidate], exit_layers: Sequence[int]) -> str:
     """Returns how many candidates left after which exit, and the share of the layers that ran."""
     layers = [candidate.exit_layer or 0 for candidate in ranking]
-    counts = [f"{layers.count(0)} {without_layers}"] if 0 in layers else []
+    # Of candidates for which there was no time the score is 0, also as a logit; BM25 gives more.
+    unscored = [c for c in ranking if not c.exit_layer and c.score <= (-80 if c.is_logit else 0)]
+    num_dropped = layers.count(0) - len(unscored)
+    counts = [f"{len(unscored)} were not scored"] if unscored else []
+    counts += [f"{num_dropped} left before layer 1"] if num_dropped else []
     counts += [f"{layers.count(layer)} left after layer {layer}" for layer in exit_layers[:-1]]
     counts.append(f"{layers.count(exit_layers[-1])} passed all {exit_layers[-1]}")
     share = sum(layers) / (len(layers) * exit_layers[-1])

@@ -179,9 +179,15 @@ def test_rank_and_evaluate_take_a_cascade_and_other_drop_ratios(
     assert "4 were not scored; 0 left after layer 1" in capsys.readouterr().err
     ranker = load(cascade)
     ranker.margins, ranker.bm25_margin = Margins((9.0, 9.0)), 0.0
-    saved = str(save(ranker, tmp_path / "bm25"))
-    main(["rank", "--model", saved, "--question", arguments[-1], "--candidates", str(lines)])
-    assert "3 left before layer 1; 0 left after layer 1" in capsys.readouterr().err
+    for activation in ("sigmoid", "identity"):
+        ranker.activation = activation
+        saved = str(save(ranker, tmp_path / activation))
+        asking = ["rank", "--model", saved, "--question", arguments[-1], "--candidates", str(lines)]
+        for budget in ([], ["--budget_ms", "60000"]):
+            main([*asking, *budget])
+            assert "3 left before layer 1; 0 left after layer 1" in capsys.readouterr().err
+        main([*asking, "--budget_ms", "0.001"])
+        assert "were not scored; 0 left after layer 1" in capsys.readouterr().err
     one_exit = init_ranker(checkpoint(), max_length=60, exit_layers=[3])
     saved = str(save(one_exit, tmp_path / "one"))
     main(["rank", "--model", saved, "--question", arguments[-1], "--candidates", str(lines)])
