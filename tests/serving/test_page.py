@@ -169,6 +169,17 @@ def test_page_says_for_which_candidates_there_was_no_time(browser, cascade):
         browser.execute_script("showRanking('ranking', ...arguments)", ranking, [1, 2, 3])
         layers = [layer for _, layer in ranked(browser)]
         assert layers == ["scored at layer 3", "dropped before layer 1", "not scored"]
+    layer_of_answers = """
+        $("budget").value = arguments[0];
+        showRanking("more", [{score: 0.2, text: "a", exit_layer: 0}], [1, 2, 3]);
+        return document.querySelector("#more .layer").textContent"""
+    assert browser.execute_script(layer_of_answers, "") == "dropped before layer 1"
+    assert browser.execute_script(layer_of_answers, "1") == "not scored"
+    widths = browser.execute_script("""
+        showDetails({exit_layers: [1, 3], num_scored: [0, 0], timings_ms: {}, drop_ratios: [],
+            num_ranked: 2, budget_exceeded_ms: 20}, 1);
+        return [...document.querySelectorAll("#stages .bar i")].map(each => each.style.width)""")
+    assert widths == ["0%", "0%"]
 
 
 @pytest.fixture(scope="module")
