@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from as2ray.cascade.cost import EncoderShape
 from as2ray.cascade.margins import Margins
-from as2ray.cascade.pruning import Rounding, StagedScores
+from as2ray.cascade.pruning import Pruning, Rounding, StagedScores, expand_drop_ratios
 from as2ray.cli.console import create_console, create_console_table
 from as2ray.distributed.score import RANKER_FACTS, read_scores, score_table
 from as2ray.distributed.workers_config import WorkersConfig
@@ -85,8 +85,12 @@ def print_replay(
             of no cascade, exits or margins do not fit them, or there is no such question.
     """
     _complete_scores(Path(folder), rows, model)
-    replay, settings = _load_replay(folder, rows, rounding), _read_settings(model)
+    settings = _read_settings(model)
+    replay = _load_replay(folder, rows, settings.get("rounding", rounding))
     stored = Margins.from_settings(settings["margins"]) if settings.get("margins") else None
+    is_open = ways.drop_ratios is None and ways.exit_layers is None and not ways.margins
+    if is_open and stored is None and any(ratios := settings.get("drop_ratios", ())):
+        ways = replace(ways, drop_ratios=ratios)
     bm25_margin, weights = settings.get("bm25_margin"), settings.get("bm25_weights") or []
     as_ranked = replay
     if stored is not None and (bm25_margin is not None or any(weights)) and not ways.margins:
@@ -243,6 +247,7 @@ def _replay_ways(
     ranked_exits = [as_ranked.exit_layers.index(layer) for layer in layers]
     yield replay, "nothing dropped", exits[-1:], replay.rank(exits[-1:], 0.0)
     margins = Margins(tuple(ways.margins), ways.top_k) if ways.margins else stored
+    pruning = None
     with_bm25 = as_ranked.exit_layers[0] == 0
     stages = [0, *ranked_exits] if with_bm25 else ranked_exits
     if margins is not None:
@@ -252,17 +257,21 @@ def _replay_ways(
             parts.append(f"BM25 {margins.values[0] * float(POINTS_PER_LOGIT):.1f}")
         if values := [f"{value:.2f}" for value in margins.values[len(parts) :]]:
             parts.append("margins " + ", ".join(values))
-        name = ", ".join(parts)
+        limits = np.array([margins.values])
+        pruning = Pruning(np.zeros_like(limits), limits, margins.top_k)
         staged = as_ranked.rank_by_margins(stages, margins.values, margins.top_k)
-        yield as_ranked, name, stages, staged
+        yield as_ranked, ", ".join(parts), stages, staged
     if ways.drop_ratios is not None or (margins is None and ways.budget_ms is None):
         ratios = 0.3 if ways.drop_ratios is None else ways.drop_ratios
         name = "ratio " + ", ".join(f"{ratio:g}" for ratio in np.atleast_1d(ratios))
+        pruning = pruning or Pruning.by_rank(
+            expand_drop_ratios(ratios, len(exits), 1), replay.rounding
+        )
         yield replay, name, exits, replay.rank(exits, ratios)
     if ways.budget_ms is not None:
         name = f"{ways.budget_ms:g} ms, {ways.layer_us:g} us a layer"
         seconds = ways.budget_ms / 1e3, ways.layer_us / 1e6
-        yield as_ranked, name, stages, as_ranked.rank_within(stages, *seconds, margins)
+        yield as_ranked, name, stages, as_ranked.rank_within(stages, *seconds, pruning)
 
 
 def _summarize(layers: Sequence[int], reports: Sequence[PruningReport]) -> Any:

@@ -15,7 +15,6 @@ import pyarrow as pa
 import pydantic
 
 from as2ray.cascade.cost import EncoderShape, measure_relative_cost, observed_drop_ratios
-from as2ray.cascade.margins import Margins
 from as2ray.cascade.pruning import (
     DropRatios,
     Pruning,
@@ -24,7 +23,6 @@ from as2ray.cascade.pruning import (
     expand_drop_ratios,
     log_odds,
     lower_scores,
-    margin_mask,
     prune,
 )
 from as2ray.cascade.time_plan import NOT_SCORED, find_keep_ratio, num_affordable
@@ -155,7 +153,7 @@ class CascadeReplay:
         exit_indices: Sequence[int],
         budget_s: float,
         layer_s_per_token: float,
-        margins: Margins | None = None,
+        pruning: Pruning | None = None,
     ) -> StagedScores:
         """Computes the scores that the cascade would give all rows within a time budget.
 
@@ -166,7 +164,7 @@ class CascadeReplay:
             exit_indices: As in `rank`.
             budget_s: Seconds for a question.
             layer_s_per_token: Seconds of one layer for a token.
-            margins: What they drop stays dropped, however much time is left.
+            pruning: What drops candidates of a question however much time is left.
         """
         scores = np.zeros(len(self.num_tokens), np.float32)
         stage_index = np.full(len(self.num_tokens), NOT_SCORED)
@@ -177,9 +175,9 @@ class CascadeReplay:
             all_rows, time_left_s = np.flatnonzero(self.question_index == question), budget_s
             rows = all_rows
             for stage, exit_index in enumerate(exit_indices):
-                if stage and len(rows) and margins is not None:
-                    limit, zeros = np.array([margins.values[stage - 1]]), np.zeros(len(rows), int)
-                    rows = rows[margin_mask(zeros, scores[rows], limit, margins.top_k)]
+                if stage and len(rows) and pruning is not None:
+                    zeros = np.zeros(len(rows), int)
+                    rows = rows[pruning.survivor_mask(stage - 1, zeros, scores[rows])]
                 num_entered = len(rows)
                 later_s = self.num_tokens[rows].mean() * token_s[stage:] if len(rows) else token_s
                 if stage == first_stage:

@@ -1,6 +1,7 @@
 """`as2ray cascade`, as a user calls it."""
 
 import json
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -208,6 +209,29 @@ def test_cost_replays_stored_scores_and_explains_a_question(call, table, tmp_pat
     with pytest.raises(SystemExit):
         cost()
     assert "has the scores of another table" in capsys.readouterr().err
+
+
+def test_cost_replays_the_drop_ratios_and_the_rounding_of_the_model(call, table, tmp_path, capsys):
+    call("--table", table, "--exit_layers", "1,2,3", "--drop_ratio", "0.6")
+    path = tmp_path / "made" / "config.json"
+    settings = json.loads(path.read_text())
+    settings["as2ray"]["rounding"] = "nearest"
+    path.write_text(json.dumps(settings))
+
+    def cost(*more) -> list[str]:
+        scored = ["--table", table, "--scores", tmp_path / "scores"]
+        main(["cost", *map(str, [*scored, *more])])
+        return capsys.readouterr().out.splitlines()
+
+    def split(row) -> list[str]:
+        return re.split("  +", row.strip())
+
+    _, _, by_ratio, within = cost("--model", tmp_path / "made", "--budget_ms", "1e6")
+    named, *numbers = split(by_ratio)
+    assert named == "ratio 0.6, 0.6"
+    assert numbers == split(cost("--drop_ratio", "0.6", "--rounding", "nearest")[2])[1:]
+    assert numbers != split(cost("--drop_ratio", "0.6")[2])[1:]
+    assert split(within)[1:] == numbers
 
 
 @pytest.fixture

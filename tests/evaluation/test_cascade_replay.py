@@ -6,7 +6,7 @@ import pytest
 import tiny
 
 from as2ray.cascade.cost import EncoderShape
-from as2ray.cascade.margins import Margins
+from as2ray.cascade.pruning import Pruning
 from as2ray.evaluation.cascade_replay import (
     CascadeReplay,
     OperatingPoint,
@@ -244,17 +244,18 @@ def test_of_equal_scores_the_first_ones_go_on(replay):
 @pytest.mark.parametrize("with_bm25", [False, True])
 @pytest.mark.parametrize("top_k", [1, 2])
 def test_what_margins_drop_stays_dropped_however_much_time_is_left(replay, with_bm25, top_k):
-    every, margins = [0, 1, 2], Margins((0.5, 0.3), top_k)
+    every, margins = [0, 1, 2], np.array([[0.5, 0.3]])
     if with_bm25:
         replay = replay.with_bm25({2: 0.5})
-        every, margins = [0, 1, 2, 3], Margins((0.06, 0.4, 0.2), top_k)
-    expected = replay.rank_by_margins(every, margins.values, top_k)
+        every, margins = [0, 1, 2, 3], np.array([[0.06, 0.4, 0.2]])
+    pruning = Pruning(np.zeros_like(margins), margins, top_k)
+    expected = replay.rank_by_margins(every, margins[0], top_k)
     assert len(set(expected.stage_index.tolist())) == len(every)
-    staged = replay.rank_within(every, 10.0, 1e-6, margins)
+    staged = replay.rank_within(every, 10.0, 1e-6, pruning)
     np.testing.assert_array_equal(staged.stage_index, expected.stage_index)
     np.testing.assert_array_equal(staged.scores, expected.scores)
-    hurried = replay.rank_within(every, 2e-4, 1e-6, margins).stage_index
+    hurried = replay.rank_within(every, 2e-4, 1e-6, pruning).stage_index
     assert hurried.mean() < expected.stage_index.mean()
-    without = replay.rank_within(every, 1e-9, 1e-6, margins)
+    without = replay.rank_within(every, 1e-9, 1e-6, pruning)
     assert not without.scores.any()
     assert set(without.stage_index.tolist()) == {-1}
