@@ -97,6 +97,8 @@ def apply_values(values: Mapping[str, Any], run: RunT) -> RunT:
             run = replace(run, **{leaf: value})  # type: ignore[type-var]
         except ValidationError as error:
             raise ConfigError(f"{problem}: {from_validation_error(error).problem}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{problem}: {error.problem}") from error
         except (AttributeError, TypeError) as error:
             problem = f"the run has no field {name!r}"
             raise ConfigError(problem, fix="name a field such as training.epochs") from error

@@ -16,12 +16,10 @@ import bm25s
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pydantic import ValidationError
 
 from as2ray.errors import (
     ConfigError,
     SentenceIndexError,
-    from_validation_error,
     lookup,
     validate_arguments,
 )
@@ -145,16 +143,16 @@ class SentenceIndex:
         folder = Path(folder)
         manifest = _read_manifest(folder)
         try:
-            bm25 = BM25(**manifest["settings"]["bm25"])
+            try:
+                bm25 = BM25(**manifest["settings"]["bm25"])
+            except ConfigError as error:
+                raise _damaged_index_error(folder, f"settings.bm25: {error.problem}") from error
             paths = [folder / name for name in manifest["shards"]]
             shards = tuple(_open_shard(path, bm25) for path in paths)
             embeddings = manifest.get("embeddings")
             if embeddings is not None:
                 bounds = list(accumulate((len(shard.sentences) for shard in shards), initial=0))
                 embeddings = Embeddings.open(folder, embeddings, paths, bounds, load_encoder)
-        except ValidationError as error:
-            problem = from_validation_error(error).problem
-            raise _damaged_index_error(folder, f"settings.bm25: {problem}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise _damaged_index_error(folder, f"{type(error).__name__}: {error}") from error
         return cls(shards, manifest, folder, embeddings)
