@@ -92,9 +92,9 @@ def apply_values(values: Mapping[str, Any], run: RunT) -> RunT:
         parent, _, leaf = name.rpartition(".")
         problem = f"the run's field {name!r} cannot be {value!r}"
         try:
-            if parent:
-                leaf, value = parent, replace(getattr(run, parent), **{leaf: value})
-            run = replace(run, **{leaf: value})  # type: ignore[type-var]
+            changed = replace(getattr(run, parent) if parent else run, **{leaf: value})
+            is_number = not isinstance(getattr(changed, leaf), bool)
+            run = replace(run, **{parent: changed}) if parent else changed  # type: ignore[type-var]
         except ValidationError as error:
             raise ConfigError(f"{problem}: {from_validation_error(error).problem}") from error
         except ConfigError as error:
@@ -102,4 +102,6 @@ def apply_values(values: Mapping[str, Any], run: RunT) -> RunT:
         except (AttributeError, TypeError) as error:
             problem = f"the run has no field {name!r}"
             raise ConfigError(problem, fix="name a field such as training.epochs") from error
+        if isinstance(value, bool) and is_number:
+            raise ConfigError(f"{problem}, which is no number")
     return run

@@ -99,6 +99,10 @@ def test_space_is_of_fields_that_the_run_has(recipe):
     for wrong in ({"training.epochs": [0]}, {"training.weight_decay": Interval(-1.0, 0.0)}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             replace(searched, space=wrong)
+    epochs = {"training.epochs": [True]}
+    for values in ({"grid": epochs, "space": {}}, {"space": epochs}):
+        with pytest.raises(ConfigError, match=r"epochs' cannot be True, which is no number"):
+            replace(searched, **values)
     with pytest.raises(ConfigError, match="loss 'uniform_exit', exit_layers"):
         replace(searched, space={"loss": ["cross_entropy", "uniform_exit"]})
     for early in ({"num_layers": [1]}, {"dev": ["dev"]}, {"training.epochs": []}):
