@@ -92,7 +92,8 @@ def apply_values(values: Mapping[str, Any], run: RunT) -> RunT:
         parent, _, leaf = name.rpartition(".")
         problem = f"the run's field {name!r} cannot be {value!r}"
         try:
-            changed = replace(getattr(run, parent) if parent else run, **{leaf: value})
+            changed: Any = getattr(run, parent) if parent else run
+            changed = replace(changed, **{leaf: value})
             is_number = not isinstance(getattr(changed, leaf), bool)
             run = replace(run, **{parent: changed}) if parent else changed  # type: ignore[type-var]
         except ValidationError as error:
