@@ -53,7 +53,7 @@ def cost(  # noqa: PLR0913 - every argument is a flag
         exit_layers: Without a model or with `--scores`: number of layers below each partial
             classifier; by default those of the scores, or 4,6,8,10,12.
         drop_ratio: Drop ratio after each exit but the last: 0.3 for all, or 0.3,0.5,... for each.
-            By default the model's own, or what its margins drop, or 0.3 without a model.
+            By default the model's own, or what its margins drop; 0.3 if there are neither.
         rounding: How a drop ratio is rounded, without a model: down as in the paper's text, or to
             the nearest number as in its example.
         num_candidates: Candidates of a question, without a model.

@@ -17,6 +17,9 @@ from as2ray.text.input_checks import check_top_k
 if TYPE_CHECKING:
     from as2ray.models.ranker import Ranker
 
+UNSCORED_LOGIT = -80.0
+"""Highest logit of a candidate for which there was no time, whose score is 0; BM25 gives more."""
+
 
 def rank(
     *,
@@ -78,8 +81,11 @@ def rank(
 def _describe_exits(ranking: Sequence[RankedCandidate], exit_layers: Sequence[int]) -> str:
     """Returns how many candidates left after which exit, and the share of the layers that ran."""
     layers = [candidate.exit_layer or 0 for candidate in ranking]
-    # Of candidates for which there was no time the score is 0, also as a logit; BM25 gives more.
-    unscored = [c for c in ranking if not c.exit_layer and c.score <= (-80 if c.is_logit else 0)]
+    unscored = [
+        each
+        for each in ranking
+        if not each.exit_layer and each.score <= (UNSCORED_LOGIT if each.is_logit else 0)
+    ]
     num_dropped = layers.count(0) - len(unscored)
     counts = [f"{len(unscored)} were not scored"] if unscored else []
     counts += [f"{num_dropped} left before layer 1"] if num_dropped else []
