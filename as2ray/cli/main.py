@@ -84,6 +84,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _exit_with(from_validation_error(error))
     except (As2rayError, OSError) as error:
         _exit_with(error)
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
 
 
 def _run(flags: list[str]) -> None:

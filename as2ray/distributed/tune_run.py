@@ -155,6 +155,9 @@ class TuneRun:
         trials = self.read_trials()
         num_ended = sum(trial.state != "running" for trial in trials)
         if num_ended < self.num_trials:
+            for trial in trials:
+                if trial.state == "running":
+                    self.end_tracking(trial)
             raise KeyboardInterrupt(
                 f"the search was interrupted after {num_ended} of {self.num_trials} trials; "
                 "run it again: it resumes"
@@ -212,6 +215,12 @@ class TuneRun:
         lines = read_metrics(self.scratch / TRIALS)
         trials: dict[int, Any] = {int(line["number"]): line for line in lines}
         return [Trial(**trials[number]) for number in sorted(trials)]
+
+    def end_tracking(self, trial: Trial) -> None:
+        """Says to trackers that the run of a trial was killed, as its process cannot."""
+        if self.create_job:
+            job = self.trial_job(trial.name, trial.params)
+            end_run(job.tracking, job.run, "KILLED")
 
     def release_workers(self) -> None:
         """Removes the placement groups that killed trials have left."""
@@ -329,9 +338,8 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
         if state == "running":
             return
         release_placement_group(self.search.run_folder(str(tune_trial)))
-        if state == "stopped" and self.search.create_job:
-            job = self.search.trial_job(trial.name, trial.params)
-            end_run(job.tracking, job.run, "KILLED")
+        if state == "stopped":
+            self.search.end_tracking(trial)
         logger.info(
             trial.describe(self.search.num_trials, is_best(trial, others, self.search.modes))
         )

@@ -146,9 +146,16 @@ def log_reports(tracking: TrackingConfig, title: str, output: Path) -> None:
 
 @contextmanager
 def exit_with_error() -> Iterator[None]:
-    """Prints an error of the user or of a file inside the block, and exits with status 2."""
+    """Prints an error of the user or of a file inside the block, and exits with status 2.
+
+    After Ctrl-C it exits with status 130.
+    """
     try:
         yield
+    except KeyboardInterrupt as interrupt:
+        what = str(interrupt) or "interrupted; run the same command again: it resumes"
+        sys.stderr.write(f"{what}\n")
+        sys.exit(130)
     except (As2rayError, OSError) as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         sys.exit(2)

@@ -202,6 +202,16 @@ def test_error_of_the_user_is_told_without_a_trace(capsys):
     assert "Traceback" not in told
 
 
+def test_command_that_is_interrupted_says_so_without_a_trace(monkeypatch, capsys):
+    def interrupt(flags):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("as2ray.cli.main._run", interrupt)
+    with pytest.raises(SystemExit, match="130"):
+        main(["train"])
+    assert capsys.readouterr().err == "interrupted\n"
+
+
 def test_cost_prints_the_paper_s_savings(capsys):
     main(["cost", "--exit_layers", "4,6,8,10,12", "--drop_ratio", "0.3"])
     shown = capsys.readouterr().out

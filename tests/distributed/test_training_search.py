@@ -8,6 +8,7 @@ import ray
 import tiny
 
 from as2ray.distributed import tune_run
+from as2ray.distributed.trials import Trial
 from as2ray.distributed.tune import search_training
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import DivergedError, SearchError, TrainingError
@@ -161,3 +162,28 @@ def test_resumed_search_compares_with_trials_of_before_the_interruption(
             search_training(*args, num_trials=2)
     trials = search_training(*args, num_trials=2).trials
     assert [trial.state for trial in trials] == ["finished", "stopped"]
+
+
+@pytest.mark.slow
+def test_interrupted_search_ends_the_tracked_runs_of_its_trials(job, tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    job = replace(job, tracking=TrackingConfig(tensorboard=False, mlflow_uri=uri))
+
+    class Interrupted:
+        """Ray Tune that is interrupted during a trial, whose process it kills."""
+
+        def __init__(self, trainable, run_config, **settings):
+            self.search = run_config.callbacks[0].search
+
+        def fit(self):
+            trial = Trial(1, {"number": 0}, "running", {}, 0.0, name="001")
+            self.search.write_trial(trial)
+            create_servers(job.tracking, self.search.trial_job(trial.name, trial.params).run)
+
+    monkeypatch.setattr(tune_run.tune, "Tuner", Interrupted)
+    with pytest.raises(KeyboardInterrupt, match="after 0 of 2"):
+        search_training(create_jobs(job, {}), numbered, tmp_path / "search", IN_TURN, num_trials=2)
+    client = mlflow.MlflowClient(uri)
+    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert [(run.info.run_name, run.info.status) for run in found] == [("001", "KILLED")]

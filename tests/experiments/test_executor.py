@@ -10,6 +10,7 @@ from sleeping_stages import Cell, Failing, runs
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, StaleStageError, TrainingError
+from as2ray.experiments.command import exit_with_error
 from as2ray.experiments.dry_run import dry_run
 from as2ray.experiments.executor import ExperimentError, SequentialBackend, run_graph
 from as2ray.experiments.experiment import Experiment, run_experiment
@@ -207,6 +208,16 @@ def test_interrupted_stage_goes_on_with_what_it_has_written(store):
     run_stages(store, stage)
     assert attempts == [False, True]
     assert {path.name for path in folder.iterdir()} == {"manifest.json", "whole"}
+
+
+def test_command_that_is_interrupted_says_in_a_line_that_it_resumes(capsys):
+    for error, told in (
+        (KeyboardInterrupt(), "interrupted; run the same command again: it resumes\n"),
+        (KeyboardInterrupt("after 1 of 2 trials"), "after 1 of 2 trials\n"),
+    ):
+        with pytest.raises(SystemExit, match="130"), exit_with_error():
+            raise error
+        assert capsys.readouterr().err == told
 
 
 def test_output_links_its_stages_and_another_recipe_under_it_is_refused(store, tmp_path, log):
