@@ -27,6 +27,8 @@ def info(*, model: str, dtype: Dtype = "auto") -> None:
         "device": str(ranker.device),
         "dtype": f"{ranker.dtype_name} ({dtype} was requested)",
     }
+    if ranker.threshold is not None:
+        rows["calibrated"] += f"; an answer needs a score of {ranker.threshold:.4f}"
     if isinstance(ranker, CascadeRanker):
         rows["drops"] = "\n".join(describe_dropping(ranker))
     table = create_console_table("", model)

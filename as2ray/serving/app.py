@@ -340,6 +340,7 @@ def _add_status_routes(
             margins=asdict(model_info.margins) if model_info.margins else None,
             bm25_margin=model_info.bm25_margin,
             bm25_weights=model_info.bm25_weights,
+            threshold=model_info.threshold,
             max_drop_ratio=settings.limits.max_drop_ratio,
             num_indexed_sentences=0 if index is None else len(index),
             example_questions=examples,

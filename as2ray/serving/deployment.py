@@ -31,7 +31,7 @@ from ray.serve.exceptions import (
 from ray.serve.handle import DeploymentHandle
 
 from as2ray.distributed.cluster import WORKER_ENVIRONMENT
-from as2ray.errors import As2rayError
+from as2ray.errors import As2rayError, ConfigError
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.question_answering import check_encoder, resolve_scoring
 from as2ray.retrieval.sentence_index import SentenceIndex
@@ -154,6 +154,17 @@ def build_app(config: ServiceConfig) -> serve.Application:
     return gateway.bind(rankers, settings, model_store)
 
 
+def _check_models(models: Any) -> dict[str, str]:
+    """Returns the models of a `user_config`, which nothing has checked before.
+
+    Raises:
+        ConfigError: They are none, or not as in `ServiceConfig`.
+    """
+    if not models:
+        raise ConfigError("a service that has a ranker needs at least one model")
+    return ServiceConfig.from_models(models, Settings()).models
+
+
 def _open_index(settings: Settings, path: str) -> SentenceIndex:
     from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
@@ -172,16 +183,16 @@ class ModelStore:
         """Saves models that a replica has loaded."""
         self._put("good", models)
 
-    def save_rejected(self, models: Mapping[str, str], problem: str) -> None:
+    def save_rejected(self, models: Any, problem: str) -> None:
         """Saves models that a replica could not load, and why."""
         self._put("rejected", {"models": models, "problem": problem})
 
-    def replace_rejected(self, models: Mapping[str, str]) -> tuple[dict[str, str], str | None]:
+    def replace_rejected(self, models: Any) -> tuple[Any, str | None]:
         """Returns the models to use instead of these, and why if they are other ones."""
         rejected, good = self._get("rejected"), self._get("good")
         if good and rejected and rejected["models"] == models:
             return good, rejected["problem"]
-        return dict(models), None
+        return models, None
 
     def _put(self, key: str, value: object) -> None:
         name = f"{self.config_id}/{key}"
@@ -240,12 +251,13 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             If one cannot be loaded, the models before it stay: raising would make Ray Serve stop a
             replica that ranks. A replica without models raises, unless others had models before.
             """
-            models = user_config["models"]
+            models: Any = user_config.get("models")
+            names: dict[str, str] = {}
             if not self.names:  # for others, they may have been repaired
                 models, _ = self.model_store.replace_rejected(models)
-            names = {checkpoint: name for name, checkpoint in models.items()}
-            checkpoints = list(names)[:max_models_per_replica]
             try:
+                names = {checkpoint: name for name, checkpoint in _check_models(models).items()}
+                checkpoints = list(names)[:max_models_per_replica]
                 for checkpoint in checkpoints:
                     if checkpoint not in self.names:
                         await self._load_once(checkpoint, names[checkpoint])
@@ -257,7 +269,8 @@ def _create_replica_class(max_models_per_replica: int) -> type:
                 reason = error.problem if isinstance(error, As2rayError) else type(error).__name__
                 for changed, name in names.items():  # clients see no paths
                     reason = reason.replace(changed, f"the model {name}")
-                problem = f"the models {list(models)} were rejected: {reason}"
+                given = f" {list(models)}" if names else ""
+                problem = f"the models{given} were rejected: {reason}"
                 self.model_store.save_rejected(models, problem)
                 logger.error("%s; the models before them rank", problem)
                 return
@@ -394,18 +407,19 @@ class Gateway:
         if self.ranker is None:  # an application of other arguments has models
             self.service_metrics.start_gateway(())
             return
-        models = ServiceConfig.model_validate({"models": user_config["models"]}).models
-        problem = None
+        models, problem = user_config.get("models"), None
         if not self.models:
             models, problem = self.model_store.replace_rejected(models)
-        handles = map(self._get_handle, set(models.values()) - set(self.models.values()))
         try:
+            models = _check_models(models)
+            handles = map(self._get_handle, set(models.values()) - set(self.models.values()))
             await asyncio.gather(*(handle.get_model_info.remote() for handle in handles))
         except Exception as error:
             if not self.models:  # otherwise it would replace a gateway whose models rank
                 raise
             _, problem = self.model_store.replace_rejected(models)
-            self.model_problem = problem or f"the models {list(models)} were rejected"
+            reason = f": {error.problem}" if type(error) is ConfigError else ""
+            self.model_problem = problem or f"the models were rejected{reason}"
             logger.error("%s (%s)", self.model_problem, type(error).__name__)
             return
         self._note_response()

@@ -354,6 +354,8 @@ class Info(StrictModel):
     """Margin of BM25 below which candidates leave before the first layer, in log-odds."""
     bm25_weights: tuple[float, ...]
     """Weight of BM25 in the log-odds of each exit; 0 without it."""
+    threshold: float | None
+    """Score below which the best candidate should not be given as an answer, if that was fitted."""
     max_drop_ratio: float
     num_indexed_sentences: int
     """Number of sentences in the index of `/ask`; 0 without an index."""

@@ -52,6 +52,13 @@ def test_info_of_a_student_with_one_exit_says_that_it_drops_nothing(checkpoint, 
     assert " ".join(capsys.readouterr().out.split()).endswith(" drops nothing")
 
 
+def test_info_tells_the_score_that_an_answer_needs(model, tmp_path, capsys):
+    ranker = load(model, device="cpu")
+    ranker.threshold = 0.25
+    main(["info", "--model", str(save(ranker, tmp_path / "calibrated"))])
+    assert "an answer needs a score of 0.2500" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.skipif(not has_int8(), reason="needs a CPU with AVX2, AVX512 or AMX")
 def test_parts_that_stay_in_bf16_are_told(checkpoint, table, tmp_path, capsys):
     ranker = init_ranker(checkpoint("bert", None, initializer_range=0.3), max_length=60)

@@ -67,7 +67,9 @@ def test_document_that_is_not_in_the_index_is_not_found(library, client):
 def test_threshold_of_the_ranker_is_taken_where_a_request_has_none(serve, index):
     library, body = serve(index_path=index), {"question": "what is kovarin"}
     assert library.post("/ask", json=body).json()["answers"]
+    assert library.get("/info").json()["threshold"] is None
     library.service.engines["cascade"].ranker.threshold = 1.0
+    assert library.get("/info").json()["threshold"] == 1.0
     assert library.post("/ask", json=body).json()["answers"] == []
     assert library.post("/ask", json={**body, "threshold": 0.0}).json()["answers"]
 

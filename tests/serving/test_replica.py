@@ -9,7 +9,7 @@ import torch
 from served import CANDIDATES, QUESTION
 
 from as2ray.checkpoints import loading
-from as2ray.errors import CheckpointError, EvaluationError
+from as2ray.errors import CheckpointError, ConfigError, EvaluationError
 from as2ray.models.ranker import Ranker
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.serving import deployment
@@ -68,6 +68,30 @@ def test_error_of_another_library_is_told_by_its_name(replica, store, monkeypatc
     reconfigure(replica, {"m": "other"})
     _, problem = store.replace_rejected({"m": "other"})
     assert problem == "the models ['m'] were rejected: RuntimeError"
+
+
+WRONG_MODELS = [
+    ({"models": {}}, "needs at least one model"),
+    ({}, "needs at least one model"),
+    ({"models": {"m": None}}, "models.m"),
+    ({"models": {"é": "x"}}, "visible ASCII characters"),
+]
+
+
+@pytest.mark.parametrize(("user_config", "reason"), WRONG_MODELS)
+def test_wrong_models_are_rejected_like_those_that_cannot_be_loaded(
+    replica, store, user_config, reason
+):
+    with pytest.raises(ConfigError, match=reason):
+        asyncio.run(replica.reconfigure(user_config))
+    store.save_good({"m": "before"})
+    replica.names = {"before": "m"}
+    asyncio.run(replica.reconfigure(user_config))
+    assert replica.names == {"before": "m"}
+    good, problem = store.replace_rejected(user_config.get("models"))
+    assert good == {"m": "before"}
+    assert problem.startswith("the models were rejected: ")
+    assert reason in problem
 
 
 def test_replica_without_models_fails_on_its_first_ones(replica, store, tmp_path):

@@ -501,3 +501,16 @@ def test_a_gateway_keeps_its_models_where_replicas_cannot_load_others(gateway):
     asyncio.run(made.reconfigure({"models": {"a": "z"}}))
     assert made.models == {"a": "x", "b": "y"}
     assert made.model_problem == "the models were rejected"
+
+
+@pytest.mark.parametrize("user_config", [{"models": {}}, {}, {"models": {"é": "x"}}])
+def test_a_gateway_keeps_its_models_where_others_are_wrong(gateway, user_config):
+    class Store:
+        def replace_rejected(self, models):  # no replica has refused them yet
+            return models, None
+
+    made = gateway()
+    made.model_store = Store()
+    asyncio.run(made.reconfigure(user_config))
+    assert made.models == {"a": "x", "b": "y"}
+    assert made.model_problem.startswith("the models were rejected: ")
