@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
-from as2ray.errors import ConfigError
+from as2ray.errors import ConfigError, SentenceIndexError
 from as2ray.retrieval.question_answering import (
     check_threshold,
     find_candidates,
@@ -55,15 +55,20 @@ class AskHandler:
             rank: Ranks the retrieved sentences.
 
         Raises:
-            RequestError: `check_threshold` refuses the threshold.
+            RequestError: `check_threshold` refuses the threshold, or the index is not the one that
+                the model was adapted to.
         """
         started_at = time.monotonic()
         # The name may get another checkpoint meanwhile, whose scores would be combined otherwise.
         checkpoint = self.service.models[model] if model else None
         model_info = await self.service.get_model_info(model) if model else NO_MODEL
-        scoring = resolve_scoring(self.index, model_info.answer_scoring, has_ranker=bool(model))
         try:
+            scoring = resolve_scoring(self.index, model_info.answer_scoring, has_ranker=bool(model))
             check_threshold(scoring, body.threshold)
+        except SentenceIndexError:  # the index was replaced before this gateway opened it
+            problem = "the index has embeddings of another encoder than the model was adapted to"
+            fix = "serve the index that the model was adapted to"
+            raise RequestError("unavailable", problem, fix) from None
         except ConfigError as error:
             raise RequestError("invalid_request", error.problem, error.fix) from None
         max_candidates = min(body.num_candidates, self.limits.max_candidates)

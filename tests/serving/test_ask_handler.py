@@ -255,6 +255,15 @@ def test_model_that_replaces_another_while_answers_are_found_does_not_rank_them(
     assert answer.answers
 
 
+def test_index_of_another_encoder_than_the_model_was_adapted_to_is_told(serve, index):
+    client = serve(index_path=index)
+    scoring = AnswerScoring({"similarity": 1.0}, encoder="another")
+    client.service.engines["cascade"].answer_scoring = scoring
+    told = client.post("/ask", json={"question": "kovarin"})
+    assert (told.status_code, told.json()["error"]) == (503, "unavailable")
+    assert "another encoder" in told.json()["message"]
+
+
 def test_encoder_is_loaded_before_the_first_question(sentence_encoder, tmp_path):
     (tmp_path / "notes.txt").write_text("A kovarin sleeps. It eats ferns.")
     config = IndexConfig(encoder=sentence_encoder)
