@@ -123,10 +123,10 @@ class Service:
     def __init__(self, cascade: str) -> None:
         self.cascade, self.port = cascade, find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        self.client = httpx.Client(timeout=CLIENT_TIMEOUT_S)
 
     def deploy(self, checkpoint: str) -> None:
         """Deploys the application with these models, as `serve deploy` does."""
-        from ray.serve.context import _get_global_client
         from ray.serve.schema import ServeDeploySchema
 
         user_config = {"models": {"default": checkpoint}}
@@ -138,9 +138,7 @@ class Service:
                 {"name": name, "user_config": user_config} for name in ("ranker", "gateway")
             ],
         }
-        client = _get_global_client()
-        assert client is not None
-        client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
+        get_client().deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
 
     def change_models(self, checkpoint: str, are_good: bool) -> None:
         """Deploys other models, and waits until they are taken or rejected."""
@@ -148,14 +146,24 @@ class Service:
         wait_for_effect(lambda: (self._get("/info").json()["model_problem"] is None) == are_good)
 
     def disturb_ranker(self, number: signal.Signals) -> None:
-        """Sends a signal to the ranker, and waits until the service notices that it is silent."""
-        for process in self.processes():
-            if "ServeReplica:as2ray:ranker" in process.name() + " ".join(process.cmdline()):
-                process.send_signal(number)
-        wait_for_effect(lambda: self._get("/ready").status_code != 200)
+        """Sends a signal to the ranker, and waits until it is missed, or replaced before."""
+        disturbed = self.ranker_pids()
+        for pid in disturbed:
+            os.kill(pid, number)
+        wait_for_effect(
+            lambda: (
+                self._get("/ready").status_code != 200 or self.ranker_pids().isdisjoint(disturbed)
+            )
+        )
+
+    def ranker_pids(self) -> set[int]:
+        """Returns the processes of the ranker that have started."""
+        deployments = get_client().get_serve_details()["applications"]["as2ray"]["deployments"]
+        replicas = deployments["ranker"]["replicas"]
+        return {replica["pid"] for replica in replicas if "pid" in replica}
 
     def _get(self, path: str) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=CLIENT_TIMEOUT_S)
+        return self.client.get(self.url + path)
 
     def processes(self) -> list[psutil.Process]:
         """Returns the processes of the Ray."""
@@ -170,9 +178,7 @@ class Service:
         """Sends every hostile body, and expects to be refused."""
         for body in HOSTILE_BODIES:
             headers = {"content-type": "application/json"}
-            response = httpx.post(
-                f"{self.url}/v1/rerank", content=body, headers=headers, timeout=CLIENT_TIMEOUT_S
-            )
+            response = self.client.post(f"{self.url}/v1/rerank", content=body, headers=headers)
             assert response.status_code in (400, 413, 422), response.text
 
     def open_slow_connections(self, seconds: float) -> None:
@@ -194,13 +200,20 @@ class Service:
 
         def run() -> None:
             while time.monotonic() < deadline:
-                httpx.post(f"{self.url}/v1/rerank", json=body, timeout=CLIENT_TIMEOUT_S)
+                self.client.post(f"{self.url}/v1/rerank", json=body)
 
         threads = [threading.Thread(target=run) for _ in range(NUM_HOGS)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+
+
+def get_client() -> Any:
+    """Returns the client of this process' Ray Serve."""
+    from ray.serve.context import _get_global_client
+
+    return _get_global_client()
 
 
 @contextmanager
@@ -238,7 +251,7 @@ def save_untrained_cascade(folder: Path) -> Path:
 
 
 def wait_for_effect(has_effect: Callable[[], bool]) -> None:
-    """Waits, but not for ever: a ranker may be replaced before it is missed."""
+    """Waits, but not for ever."""
     deadline = time.monotonic() + MAX_EFFECT_S
     while not has_effect() and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -249,7 +262,7 @@ def wait_until_ready(service: Service) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
-            if httpx.get(f"{service.url}/ready", timeout=10).status_code == 200:
+            if service.client.get(f"{service.url}/ready", timeout=10).status_code == 200:
                 return
         except httpx.HTTPError:
             pass

@@ -55,6 +55,7 @@ def test_serving_small_run_loads_both_services(cascade, tmp_path):
     assert of["in process"]["ratio"]["median"] > 0
 
 
+@pytest.mark.usefixtures("forked_workers_elsewhere")
 def test_chaos_run_loses_no_request_of_clients_that_behave(cascade, tmp_path):
     found = alone(tmp_path, "chaos", "--cascade", cascade)["results"]
     assert len(found) == 8

@@ -19,9 +19,10 @@ from served import CANDIDATES, QUESTION
 
 from benchmarks import fairness
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers_elsewhere")]
 
 START_S = 900.0
+CLIENT = httpx.Client(timeout=900)  # Each new one reads the certificates, 30 ms.
 RANK = {"question": QUESTION, "candidates": CANDIDATES}
 
 
@@ -58,19 +59,30 @@ class Service:
 
     def status(self, path: str = "/ready") -> int:
         try:
-            return httpx.get(f"{self.address}{path}", timeout=300).status_code
+            return CLIENT.get(f"{self.address}{path}").status_code
         except httpx.HTTPError:
             return 0
 
     def rank(self) -> int:
         try:
-            return httpx.post(f"{self.address}/rank", json=RANK, timeout=900).status_code
+            return CLIENT.post(f"{self.address}/rank", json=RANK).status_code
         except httpx.HTTPError:
             return 0
 
-    def ranker(self) -> psutil.Process:
+    def processes(self) -> list[psutil.Process]:
+        """Its children, and workers that were forked elsewhere, which log in its session of Ray."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        [ranker] = [child for child in children if "ServeReplica:as2ray:ranker" in name_of(child)]
+        [session] = set(re.findall(r"--session-name=(\S+)", " ".join(map(name_of, children))))
+        workers = [process for process in psutil.process_iter() if "ray::" in name_of(process)]
+        return children + [
+            worker
+            for worker in set(workers).difference(children)
+            if any(session in file.path for file in worker.open_files())
+        ]
+
+    def ranker(self) -> psutil.Process:
+        processes = self.processes()
+        [ranker] = [each for each in processes if "ServeReplica:as2ray:ranker" in name_of(each)]
         return ranker
 
     def end(self) -> None:
@@ -110,11 +122,10 @@ def test_on_loopback_metrics_are_told_by_the_service_and_elsewhere_nothing_witho
     assert re.search(r'^ray_as2ray_requests_total{.*path="/rank".*status="200"} [1-9]', text, re.M)
     assert re.search(r"^ray_as2ray_batches_total{.*} [1-9]", text, re.M)
     assert "ray_as2ray_phase_seconds_bucket{" in text
-    children = psutil.Process(service.process.pid).children(recursive=True)
     elsewhere = {
-        connection.laddr.port: name_of(child)
-        for child in children
-        for connection in child.net_connections("tcp")
+        connection.laddr.port: name_of(process)
+        for process in service.processes()
+        for connection in process.net_connections("tcp")
         if connection.status == psutil.CONN_LISTEN
         and connection.laddr.ip not in ("127.0.0.1", "::1")
     }
