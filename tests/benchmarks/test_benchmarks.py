@@ -65,8 +65,8 @@ def runs(
         "training": ["--cores", "1"],
         "ranking": [
             *("--cores", "1", "--cascade", cascade, "--compare", smaller),
-            # Each peer is a process that loads torch; the last one finds no OpenVINO.
-            *("--backends", "default", "bf16", "OpenVINO int8"),
+            # Each peer is a process that loads torch; the second one finds no OpenVINO.
+            *("--backends", "default", "OpenVINO int8"),
             *("--encoder", str(sentence_encoder)),
         ],
         "two_in_one": ["--cores", "1"],
@@ -146,14 +146,14 @@ def test_training_small_run_writes_both_ratios(small):
 
 
 @pytest.mark.slow
-def test_ranking_small_run_compares_both_rankers_with_two_peers(small):
+def test_ranking_small_run_compares_both_rankers_with_a_peer(small):
     pytest.importorskip("sentence_transformers")
     results = small("ranking")["results"]
     for kind in ("text", "tokens"):
         compared = results[f"8 candidates, from {kind}"]
         assert {"packed", "packed fp32", "cascade"} <= set(compared)
         for name in ("packed", "cascade"):
-            assert {"default", "bf16"} <= set(compared[name])
+            assert "default" in compared[name]
             assert all(side["ratio"]["median"] > 0 for side in compared[name].values())
     assert {"smaller"} <= set(compared["cascade"])
     assert 0 < results["MAP"]["smaller"] <= 1
@@ -166,7 +166,7 @@ def test_ranking_small_run_compares_both_rankers_with_two_peers(small):
     assert 0 <= results["gone before they are tokenized"][behind] < 1
     assert results["ms of a question"]["layers"] > 0
     memory = results["peak memory, MB"]
-    assert set(memory) == {"default", "bf16", "packed"}
+    assert set(memory) == {"default", "packed"}
     assert min(memory.values()) > 200  # each process holds torch
     assert results["part of the GEMM rate"]["part"] > 0
     assert results["quality"]["questions"] > 0
