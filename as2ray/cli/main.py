@@ -189,6 +189,8 @@ def _wrong_type(flag: str, problem: str) -> ConfigError:
     value, names = re.split(r" is none of the types |Expected a ", problem), ""
     is_union = "is none of the types" in problem
     text = value[0] if is_union else problem.rpartition("Got value: ")[2]
+    if nested := re.match(r"NestedArg\(key='(.+?)'", text):
+        return ConfigError(f"unknown flag --{flag}.{nested[1]}", fix=f"did you mean '--{flag}'?")
     names = value[1] if is_union else value[1].partition(". Got value")[0]
     if choices := re.search(r"Literal\[(.+?)\]", names):
         return _no_choice(f"{flag}=", text, choices[1])

@@ -46,6 +46,7 @@ TRAIN = ("train", "--table", "x.csv", "--output", "out")
         (["rnak"], "unknown command 'rnak'\n  fix: did you mean 'rank'?"),
         (["train", "--tabel", "x"], "unknown flag --tabel\n  fix: did you mean '--table'?"),
         ([*TRAIN, "--epochs", "3"], "did you mean '--training.epochs'?"),
+        ([*TRAIN, "--model.path", "m"], "--model.path\n  fix: did you mean '--model'?"),
         ([*TRAIN, "--training.epoch", "3"], "did you mean '--training.epochs'?"),
         (["rank", "--mod", "m", "--question", "q"], "unknown flag --mod\n"),  # no abbreviation
         (["rank", "--model", "m"], "--question must be given\n  fix: see as2ray rank --help"),
