@@ -58,6 +58,18 @@ class KilledOnce(Cell):
 
 
 @dataclass(frozen=True, eq=False)
+class Closing(Cell):
+    """Leaves a file when it ends, however it ends."""
+
+    def run(self, context):
+        """Runs as a cell does."""
+        try:
+            return super().run(context)
+        finally:
+            (context.output / "closed").touch()
+
+
+@dataclass(frozen=True, eq=False)
 class Failing(Stage):
     """Fails: with an error of the user, or with a bug."""
 

@@ -147,7 +147,8 @@ class TuneRun:
                 ),
             )
         try:
-            with _signals(), _environment(TUNE_ENVIRONMENT):
+            # After Ctrl-C Tune returns. Where Ray cancels the task that it runs in, it may raise.
+            with _signals(), _environment(TUNE_ENVIRONMENT), suppress(KeyboardInterrupt):
                 tuner.fit()
         finally:
             self.release_workers()

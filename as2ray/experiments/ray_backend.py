@@ -19,6 +19,9 @@ from as2ray.experiments.store import Store
 MAX_RETRIES = 3
 """Times that a stage is started again after its process or node is lost; it resumes."""
 
+CANCEL_TIMEOUT_S = 30.0
+"""Seconds that interrupted stages have to end."""
+
 CONTROLLER_BYTES = 1.3e9
 """Memory of a stage on its own node: its task, and the controller and watchers of Ray Train."""
 
@@ -87,7 +90,14 @@ class RayBackend:
 
     def wait(self, handles: Sequence[Any]) -> Any:
         """See `Backend`."""
-        return ray.wait(list(handles), num_returns=1)[0][0]
+        try:
+            return ray.wait(list(handles), num_returns=1)[0][0]
+        except (KeyboardInterrupt, SystemExit):
+            # Ray would kill them, and trackers would show their runs as running for ever.
+            for handle in handles:
+                ray.cancel(handle, recursive=False)
+            ray.wait(list(handles), num_returns=len(handles), timeout=CANCEL_TIMEOUT_S)
+            raise
 
     def result(self, handle: Any) -> Result:
         """See `Backend`."""

@@ -2,6 +2,9 @@
 
 import json
 import os
+import signal
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +13,7 @@ import pytest
 import ray
 import sleeping_stages
 import tiny
-from sleeping_stages import Cell, Failing, KilledOnce, runs, start_times
+from sleeping_stages import Cell, Closing, Failing, KilledOnce, runs, start_times
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import TrainingError
@@ -135,6 +138,24 @@ def test_error_of_a_stage_is_raised_as_itself_and_others_go_on(nodes, tmp_path):
     assert len(run.results) == 1
     with pytest.raises(TrainingError, match="no good"):
         run.raise_failures({})
+
+
+def test_interrupted_stages_end_themselves(nodes, tmp_path, log):
+    cells = [Closing(f"cell-{number}", log=str(log), meet=3) for number in range(2)]
+
+    def interrupt():
+        deadline = time.monotonic() + 900
+        while len(runs(log)) < len(cells):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_on_ray(tmp_path / "store", *cells)
+    sender.join()
+    assert len(list((tmp_path / "store").rglob("closed"))) == len(cells)
 
 
 def test_longest_chain_goes_first_and_one_at_a_time_keeps_the_order(nodes, tmp_path, log):

@@ -171,7 +171,7 @@ def test_interrupted_search_ends_the_tracked_runs_of_its_trials(job, tmp_path, m
     job = replace(job, tracking=TrackingConfig(tensorboard=False, mlflow_uri=uri))
 
     class Interrupted:
-        """Ray Tune that is interrupted during a trial, whose process it kills."""
+        """Ray Tune in a task that Ray cancels during a trial, whose process it kills."""
 
         def __init__(self, trainable, run_config, **settings):
             self.search = run_config.callbacks[0].search
@@ -180,6 +180,7 @@ def test_interrupted_search_ends_the_tracked_runs_of_its_trials(job, tmp_path, m
             trial = Trial(1, {"number": 0}, "running", {}, 0.0, name="001")
             self.search.write_trial(trial)
             create_servers(job.tracking, self.search.trial_job(trial.name, trial.params).run)
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(tune_run.tune, "Tuner", Interrupted)
     with pytest.raises(KeyboardInterrupt, match="after 0 of 2"):
