@@ -37,12 +37,16 @@ SERVE_VARIABLES = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     "RAY_kill_worker_timeout_milliseconds": "1000",
     "RAY_SERVE_RUN_ROUTER_IN_SEPARATE_LOOP": "0",
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(2**31 - 1),
 }
 """Environment variables of each process of a service.
 
 By the first two a process that hangs is killed after 1 s. Otherwise Ray Serve asks it to end, and
 waits, and Ray waits 5 s more; its cores are not free for another one until then. Without the third,
 each request changes threads several times in proxy and gateway, which takes a sixth of their time.
+By the last two Serve's processes send requests to each other by gRPC instead of as Ray's tasks,
+which takes a fifth less time, and messages are as large as `max_body_bytes` allows, not 4 MB.
 """
 
 DRAIN_POLL_S, MIN_QUIET_S = 0.2, 1.0

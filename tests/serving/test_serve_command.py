@@ -146,6 +146,15 @@ def test_errors_and_hosts_over_serve_are_the_application_s(service):
     assert httpx.head(f"{service.address}/health").status_code == 200
 
 
+def test_requests_and_responses_may_be_larger_than_grpc_s_default(service):
+    texts = [f"{number} {CANDIDATES[0]} ".ljust(8_000, "x") for number in range(700)]
+    answer = CLIENT.post(
+        f"{service.address}/rank", json={"question": QUESTION, "candidates": texts}
+    )
+    assert answer.status_code == 200, answer.text
+    assert len(answer.content) > 4 * 2**20
+
+
 def test_fairness_small_run_answers_small_requests_beside_large_ones(service, tmp_path):
     output = tmp_path / "fairness.json"
     fairness.main(["--small", "--url", service.address, "--output", str(output)])

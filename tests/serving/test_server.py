@@ -68,6 +68,7 @@ class Serve:
 def run_without_ray(monkeypatch, serve: Serve) -> None:
     """Lets `run_server` use the stand-in, on a node of two CPUs."""
     monkeypatch.setattr(server, "serve", serve)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # by tests before, it may be
     monkeypatch.setattr(server, "ray_session", nullcontext)
     monkeypatch.setattr(server, "build_app", lambda args: args)
     monkeypatch.setattr(server, "node_resources", lambda: [{"CPU": 2.0}])
