@@ -261,7 +261,7 @@ def test_port_0_on_a_cluster_is_told_before_it_is_connected(started, monkeypatch
 def test_a_local_ray_opens_its_metrics_to_nobody_but_others(monkeypatch):
     monkeypatch.setenv("RAY_COLOR_PREFIX", "1")
     monkeypatch.delenv("FORWARDED_ALLOW_IPS", raising=False)
-    for host, is_open in (("127.0.0.1", False), ("::1", False), ("0.0.0.0", True)):
+    for host, is_open in (("localhost", False), ("::1", False), ("0.0.0.0", True)):
         with server._ray_environment(host):
             # With 0 no proxy could start for a minute after another one with connections.
             assert os.environ.get("SERVE_SOCKET_REUSE_PORT_ENABLED", "1") == "1"
@@ -280,7 +280,7 @@ def test_on_loopback_only_names_of_this_machine_are_answered(started, monkeypatc
     monkeypatch.setattr(server, "build_app", configs.append)
     monkeypatch.setattr(server, "_serve", lambda *_: None)
     monkeypatch.setattr(server, "_check_address", lambda *_: None)
-    for host in ("127.0.0.1", "0.0.0.0"):
+    for host in ("localhost", "0.0.0.0"):
         server.run_server(ServiceConfig(models={"a": "x"}), host, 0)
     assert [bool(config.allowed_hosts) for config in configs] == [True, False]
 
