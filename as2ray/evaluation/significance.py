@@ -132,7 +132,13 @@ def _compute_p_values(
 def _randomization_p_value(values: QuestionValues, num_resamples: float, seed: int) -> float:
     """Returns how often random signs give a mean as far from 0; infinity tries all signs."""
     options = _resampling_options(values, num_resamples, seed)
-    test = stats.permutation_test((values,), np.mean, permutation_type="samples", **options)
+    if num_resamples >= 2 ** len(values):
+        test = stats.permutation_test((values,), np.mean, permutation_type="samples", **options)
+    else:  # the same test, which `permutation_test` computes question by question
+        rng = options.pop("rng")
+        test = stats.monte_carlo_test(
+            values, lambda size: values * rng.choice([-1.0, 1.0], size), np.mean, **options
+        )
     return float(test.pvalue)
 
 

@@ -6,6 +6,7 @@ import pytest
 from scipy import stats
 
 from as2ray.errors import EvaluationError
+from as2ray.evaluation import significance
 from as2ray.evaluation.seeds import average_over_seeds, summarize_seeds
 from as2ray.evaluation.significance import compare_systems, holm_correction
 
@@ -70,6 +71,13 @@ def test_clearly_better_system_has_small_p_and_interval_above_zero(random):
     differences = after - before
     assert result.effect_size == pytest.approx(differences.mean() / differences.std(ddof=1))
     assert result.p_t == pytest.approx(stats.ttest_rel(after, before).pvalue, rel=1e-6, abs=0)
+
+
+def test_random_signs_give_nearly_the_p_value_of_all_signs():
+    values = np.random.default_rng(0).normal(0.1, 0.4, 16)
+    exact = significance._randomization_p_value(values, np.inf, 0)
+    assert 0.1 < exact < 0.9
+    assert significance._randomization_p_value(values, 20_000, 1) == pytest.approx(exact, abs=0.02)
 
 
 def test_few_questions_are_tested_exactly():
