@@ -74,9 +74,9 @@ def test_clearly_better_system_has_small_p_and_interval_above_zero(random):
 
 
 def test_random_signs_give_nearly_the_p_value_of_all_signs():
-    values = np.random.default_rng(0).normal(0.1, 0.4, 16)
+    values = np.linspace(-0.3, 0.45, 16) ** 3
     exact = significance._randomization_p_value(values, np.inf, 0)
-    assert 0.1 < exact < 0.9
+    assert 0.1 < exact < 0.8
     assert significance._randomization_p_value(values, 20_000, 1) == pytest.approx(exact, abs=0.02)
 
 
