@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -12,9 +13,11 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import grpc
 import httpx
 import psutil
 import pytest
+from ray.serve.generated import serve_pb2, serve_pb2_grpc
 from served import CANDIDATES, QUESTION
 
 from benchmarks import fairness
@@ -101,6 +104,16 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
+def call_replica(port: int) -> grpc.StatusCode:
+    """How a replica answers a request of Serve without Ray's token; Ray's own port has no such."""
+    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+        request = serve_pb2.ASGIRequest(pickled_request_metadata=pickle.dumps(None))
+        with pytest.raises(grpc.RpcError) as refusal:
+            serve_pb2_grpc.ASGIServiceStub(channel).HandleRequest(request, timeout=60)
+    code: grpc.StatusCode = refusal.value.code()
+    return code
+
+
 @pytest.fixture(scope="module")
 def service(cascade, tmp_path_factory):
     for attempts_left in (2, 1, 0):
@@ -133,6 +146,9 @@ def test_on_loopback_metrics_are_told_by_the_service_and_elsewhere_nothing_witho
         with suppress(httpx.HTTPError):  # it speaks no HTTP/1.1
             answer = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=10)
             assert answer.status_code == 401, name
+    # Replicas unpickle what Serve's processes send them.
+    codes = [call_replica(port) for port, name in elsewhere.items() if "ServeReplica" in name]
+    assert set(codes) == {grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.UNIMPLEMENTED}
 
 
 def test_errors_and_hosts_over_serve_are_the_application_s(service):
