@@ -379,6 +379,10 @@ class Gateway:
     def __init__(
         self, ranker: DeploymentHandle | None, settings: Settings, model_store: ModelStore
     ) -> None:
+        if ranker is not None:
+            # The given handle has the defaults of the process that built it. If it sent tasks while
+            # requests arrive by gRPC, Serve would not cancel those whose clients left.
+            ranker = serve.get_deployment_handle(ranker.deployment_name, ranker.app_name)
         self.ranker, self.settings, self.model_store = ranker, settings, model_store
         self.admission = Admission(settings)
         self.models: dict[str, str] = {}

@@ -207,6 +207,26 @@ def test_many_slow_connections_keep_nobody_from_an_answer(service):
         time.sleep(0.5)  # and leaves, which is no error: the last test reads the log
 
 
+def test_a_request_whose_client_left_is_not_ranked(service):
+    def ranked() -> float:
+        text = CLIENT.get(f"{service.address}/metrics").text
+        return sum(map(float, re.findall(r"^ray_as2ray_batch_fill_total{.*} (\S+)$", text, re.M)))
+
+    assert service.rank() == 200
+    before = ranked()
+    assert service.rank() == 200
+    of_one, ranker = ranked() - before, service.ranker()
+    ranker.suspend()
+    try:
+        with pytest.raises(httpx.ReadTimeout):
+            CLIENT.post(f"{service.address}/rank", json=RANK, timeout=httpx.Timeout(900, read=1))
+        time.sleep(0.5)
+    finally:
+        ranker.resume()
+    assert service.rank() == 200
+    assert ranked() - before == pytest.approx(2 * of_one)
+
+
 def test_a_stopped_ranker_is_told_at_once_and_replaced_within_seconds(service):
     ranker = service.ranker()
     ranker.suspend()
