@@ -1,5 +1,6 @@
 """Runs stages as tasks of Ray: a task holds nothing while its training workers or actors work."""
 
+import signal
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -107,6 +108,8 @@ class RayBackend:
 
 
 def _execute(*arguments: Any) -> Result:
+    # Ray cancels a task by it. A shell's background process ignores it, and so do its workers.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     log_to_console()
     return execute(*arguments)
 

@@ -144,6 +144,8 @@ def _drain(timeout_s: float) -> str:
     deadline, num_ongoing, is_ready = time.monotonic() + timeout_s, -1, False
     try:
         gateways = serve.get_app_handle(APP_NAME)
+        # By default it wants an event loop here if the shell has set `SERVE_VARIABLES`.
+        gateways._init(_run_router_in_separate_loop=True)
         gateways.broadcast("drain").results(timeout_s=timeout_s)
         is_ready = True
         num_received = quiet_s = 0.0

@@ -141,6 +141,8 @@ def test_error_of_a_stage_is_raised_as_itself_and_others_go_on(nodes, tmp_path):
 
 
 def test_interrupted_stages_end_themselves(nodes, tmp_path, log):
+    # A shell's background processes, such as this one may be, ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     cells = [Closing(f"cell-{number}", log=str(log), meet=3) for number in range(2)]
 
     def interrupt():
@@ -152,9 +154,12 @@ def test_interrupted_stages_end_themselves(nodes, tmp_path, log):
 
     sender = threading.Thread(target=interrupt)
     sender.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_on_ray(tmp_path / "store", *cells)
-    sender.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_on_ray(tmp_path / "store", *cells)
+    finally:
+        sender.join()
+        signal.signal(signal.SIGINT, before)
     assert len(list((tmp_path / "store").rglob("closed"))) == len(cells)
 
 

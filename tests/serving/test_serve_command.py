@@ -20,6 +20,7 @@ import pytest
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
 from served import CANDIDATES, QUESTION
 
+from as2ray.serving.server import SERVE_VARIABLES
 from benchmarks import fairness
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_workers_elsewhere")]
@@ -32,18 +33,18 @@ RANK = {"question": QUESTION, "candidates": CANDIDATES}
 class Service:
     """A service on loopback, in a session of its own."""
 
-    def __init__(self, cascade: str, folder: Path, *flags: str) -> None:
+    def __init__(self, cascade: str, folder: Path, **environment: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.address, self.log = f"http://127.0.0.1:{self.port}", folder / "log"
         self.command = [
             *(sys.executable, "-c", "from as2ray.cli.main import main; main()", "serve"),
             *(f"--model={cascade}", f"--port={self.port}", "--settings.replicas.num_cpus=0.5"),
-            *flags,
         ]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 self.command,
+                env=os.environ | environment,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
@@ -268,8 +269,9 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_zero(service):
         thread.join()
     assert in_flight > 0
     assert len(answers) == 41
-    # None is lost; some may find a full queue or come too late, which is told.
-    assert set(answers) <= {200, 429, 503}
+    # None is lost; some may find a full queue or come too late, on a busy machine with their bodies,
+    # which is told.
+    assert set(answers) <= {200, 408, 429, 503}
     assert answers.count(200) >= 5
     assert service.process.wait(300) == 0
     log = service.log.read_text()
@@ -281,7 +283,8 @@ def test_sigterm_answers_what_is_in_flight_and_ends_with_zero(service):
 
 
 def test_a_second_interrupt_ends_at_once_with_zero(cascade, tmp_path):
-    service = Service(cascade, tmp_path)
+    # Who follows the configurations in `serve_configs` has these variables in the shell.
+    service = Service(cascade, tmp_path, **SERVE_VARIABLES)
     try:
         service.wait_until_ready()
         with socket.create_connection(("127.0.0.1", service.port), timeout=300) as connection:
@@ -289,7 +292,9 @@ def test_a_second_interrupt_ends_at_once_with_zero(cascade, tmp_path):
             connection.sendall(head + b"content-length: 1000\r\n\r\n{")  # will never end
             time.sleep(0.2)
             service.process.send_signal(signal.SIGINT)
-            time.sleep(1)
+            while "interrupted; requests to answer first" not in service.log.read_text():
+                assert service.process.poll() is None, service.log.read_text()
+                time.sleep(0.2)
             service.process.send_signal(signal.SIGINT)
             started_at = time.monotonic()
             assert service.process.wait(300) == 0, service.log.read_text()[-3000:]

@@ -42,6 +42,9 @@ class Serve:
     def get_app_handle(self, name):
         return self
 
+    def _init(self, *, _run_router_in_separate_loop: bool) -> None:
+        assert _run_router_in_separate_loop
+
     def broadcast(self, method):
         self.done.append(method)
         counts = tuple(
