@@ -186,5 +186,5 @@ def test_interrupted_search_ends_the_tracked_runs_of_its_trials(job, tmp_path, m
     with pytest.raises(KeyboardInterrupt, match="after 0 of 2"):
         search_training(create_jobs(job, {}), numbered, tmp_path / "search", IN_TURN, num_trials=2)
     client = mlflow.MlflowClient(uri)
-    found = client.search_runs([e.experiment_id for e in client.search_experiments()])
-    assert [(run.info.run_name, run.info.status) for run in found] == [("001", "KILLED")]
+    tracked = client.search_runs([e.experiment_id for e in client.search_experiments()])
+    assert [(run.info.run_name, run.info.status) for run in tracked] == [("001", "KILLED")]

@@ -211,13 +211,13 @@ def test_interrupted_stage_goes_on_with_what_it_has_written(store):
 
 
 def test_command_that_is_interrupted_says_in_a_line_that_it_resumes(capsys):
-    for error, told in (
+    for error, message in (
         (KeyboardInterrupt(), "interrupted; run the same command again: it resumes\n"),
         (KeyboardInterrupt("after 1 of 2 trials"), "after 1 of 2 trials\n"),
     ):
         with pytest.raises(SystemExit, match="130"), exit_with_error():
             raise error
-        assert capsys.readouterr().err == told
+        assert capsys.readouterr().err == message
 
 
 def test_output_links_its_stages_and_another_recipe_under_it_is_refused(store, tmp_path, log):

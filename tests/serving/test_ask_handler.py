@@ -259,9 +259,9 @@ def test_index_of_another_encoder_than_the_model_was_adapted_to_is_told(serve, i
     client = serve(index_path=index)
     scoring = AnswerScoring({"similarity": 1.0}, encoder="another")
     client.service.engines["cascade"].answer_scoring = scoring
-    told = client.post("/ask", json={"question": "kovarin"})
-    assert (told.status_code, told.json()["error"]) == (503, "unavailable")
-    assert "another encoder" in told.json()["message"]
+    response = client.post("/ask", json={"question": "kovarin"})
+    assert (response.status_code, response.json()["error"]) == (503, "unavailable")
+    assert "another encoder" in response.json()["message"]
 
 
 def test_encoder_is_loaded_before_the_first_question(sentence_encoder, tmp_path):
