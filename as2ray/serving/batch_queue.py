@@ -213,7 +213,9 @@ class BatchQueue:
                 self._executor, self._rank_in_turns, batch, fill_level, running, loop
             )
             self._running_batches -= 1
-            if not batch[0].request.has_budget:  # its tokens do not pass all layers
+            is_abandoned = all(queued.future.done() for queued in batch)
+            # With a budget, or without clients, tokens do not pass all layers.
+            if not (batch[0].request.has_budget or is_abandoned):
                 self._update_throughput(running * num_tokens_of(batch) / duration_s)
             self._send(batch, outcomes)
         self._workers.discard(asyncio.current_task())

@@ -511,8 +511,11 @@ def test_the_work_of_a_client_that_left_stops_at_the_next_part(engine):
         task = asyncio.create_task(queue.submit(large, 30.0))
         await asyncio.sleep(0.1)
         task.cancel()
+        await asyncio.gather(*queue._workers)
+        assert queue.tokens_per_second is None  # what is left unranked is no measure of speed
         small = engine.tokenize(RerankRequest("muri small", CANDIDATES[:1], "m"))
         await queue.submit(small, 30.0)
+        assert queue.tokens_per_second
 
     asyncio.run(run())
     assert ranker.num_parts < 60
