@@ -61,22 +61,6 @@ class PseudoLabelResult:
     """Number of questions without labels, by reason."""
 
 
-def generate_pseudo_labels(
-    index: SentenceIndex, queries: Iterable[Query], config: PseudoLabelConfig | None = None
-) -> PseudoLabelResult:
-    """Generates a candidates table for questions that have no labels.
-
-    Args:
-        index: Sentences that become candidates.
-        queries: Questions of users, or generated from the documents.
-        config: How pseudo-labels are generated.
-
-    Raises:
-        CorpusError: No question has a positive and a negative.
-    """
-    return merge_pseudo_labels([label_queries(index, queries, config or PseudoLabelConfig())])
-
-
 def merge_pseudo_labels(results: Sequence[PseudoLabelResult]) -> PseudoLabelResult:
     """Merges the labels of several groups of questions, in order.
 
@@ -98,7 +82,13 @@ def merge_pseudo_labels(results: Sequence[PseudoLabelResult]) -> PseudoLabelResu
 def label_queries(
     index: SentenceIndex, queries: Iterable[Query], config: PseudoLabelConfig
 ) -> PseudoLabelResult:
-    """Labels questions; a question's labels do not depend on the others."""
+    """Labels questions; a question's labels do not depend on the others.
+
+    Args:
+        index: Sentences that become candidates.
+        queries: Questions of users, or generated from the documents.
+        config: How pseudo-labels are generated.
+    """
     rows: list[tuple[str, str, str, str, int, str]] = []
     skipped: Counter[str] = Counter()
     for query in queries:

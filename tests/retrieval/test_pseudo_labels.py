@@ -6,7 +6,12 @@ from pydantic import ValidationError
 from as2ray.errors import ConfigError, CorpusError
 from as2ray.retrieval import query_generation
 from as2ray.retrieval.index_writer import write_index
-from as2ray.retrieval.pseudo_labels import PseudoLabelConfig, Query, generate_pseudo_labels
+from as2ray.retrieval.pseudo_labels import (
+    PseudoLabelConfig,
+    Query,
+    label_queries,
+    merge_pseudo_labels,
+)
 from as2ray.retrieval.query_generation import example_questions, generate_queries, sample_words
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.schema import MAX_TEXT_CHARS, validate_table
@@ -27,6 +32,10 @@ def index(tmp_path):
     (tmp_path / "birds.md").write_text(TEXT)
     write_index(tmp_path / "birds.md", tmp_path / "i")
     return SentenceIndex.open(tmp_path / "i")
+
+
+def generate_pseudo_labels(index, queries, config=None):
+    return merge_pseudo_labels([label_queries(index, queries, config or PseudoLabelConfig())])
 
 
 def rows(found):
