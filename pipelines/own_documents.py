@@ -259,12 +259,8 @@ def report(own: OwnDocuments, finished: Finished) -> None:
                 lines.append(question)
                 result = answerer.ask(question)
                 lines += [f"  {a.score:.3f}  {a.text}  ({a.document_id})" for a in result.answers]
-                if not result.answers:
-                    lines += [f"  no answer: {result.reason}"]
-                    nearest = result.nearest
-                    lines += (
-                        [f"  nearest: {nearest.text}  ({nearest.document_id})"] if nearest else []
-                    )
+                lines += [] if result.answers else [f"  no answer: {result.reason}"]
+                lines += [f"  nearest: {a.text}  ({a.document_id})" for a in result.nearest]
         command = shutil.which("as2ray") or Path(sys.executable).with_name("as2ray")
         lines += [f'\n{command} ask "..." --index {index} --model {ranker}']
         log.info("%s", "\n".join(lines), extra=RESULT)

@@ -10,7 +10,7 @@ from as2ray.models.precision import Dtype
 if TYPE_CHECKING:
     from as2ray.models.sentence_encoder import SentenceEncoder
     from as2ray.retrieval.passage_search import PassageSearcher
-    from as2ray.retrieval.question_answering import Answer, QuestionAnswer
+    from as2ray.retrieval.question_answering import Answer
 
 NO_MATCH_MESSAGE = "No sentence has a word in common with the question.\n"
 
@@ -86,7 +86,8 @@ def ask(
             else _format_answer(answer)
         )
     if not result.answers:
-        sys.stderr.write(_explain_abstention(result))
+        nearest = ["Nearest:\n", *map(_format_answer, result.nearest)] if result.nearest else []
+        sys.stderr.write("".join([f"No answer: {result.reason}.\n", *nearest]))
 
 
 def _print_passages(searcher: "PassageSearcher", question: str, top_k: int, jsonl: bool) -> None:
@@ -106,9 +107,3 @@ def _format_answer(answer: "Answer") -> str:
     lines = f"{answer.score:.4f}  {answer.text}\n        {answer.source}\n"
     has_context = answer.context != answer.text
     return lines + f"        … {answer.context} …\n" if has_context else lines
-
-
-def _explain_abstention(result: "QuestionAnswer") -> str:
-    nearest = result.nearest
-    text = f"Nearest: {nearest.text}\n        {nearest.document_id}\n" if nearest else ""
-    return f"No answer: {result.reason}.\n{text}"

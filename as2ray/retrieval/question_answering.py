@@ -73,30 +73,28 @@ class QuestionAnswer:
     without either."""
     reason: str | None
     """Why there is no answer; None if there is one."""
-    nearest: Answer | None
-    """The best sentence, even if it is no answer; None without candidates."""
+    nearest: tuple[Answer, ...]
+    """The best sentences where there is no answer, one where the documents are on other subjects;
+    empty if there is an answer, or without candidates."""
     retrieval_time_s: float = 0.0
     is_off_topic: bool = False
     """Whether the documents are on other subjects: none has `AnswerScoring.min_similarity`."""
 
     def __repr__(self) -> str:
-        lines = [f"{a.score:.4f}  {a.text} ({a.source})" for a in self.answers]
-        return "\n".join(lines or [self._describe_abstention()])
+        lines = [] if self.answers else [f"no answer: {self.reason}"]
+        shown = self.answers or self.nearest
+        return "\n".join([*lines, *(f"{a.score:.4f}  {a.text} ({a.source})" for a in shown)])
 
     def _repr_html_(self) -> str:
         """Returns a table of the answers in their context, or why there is none."""
-        if not self.answers:
-            return f"<p>{escape(self._describe_abstention())}</p>"
-        rows = "".join(
+        reason = "" if self.answers else f"<p>no answer: {escape(str(self.reason))}</p>"
+        rows = [
             f"<tr><td>{answer.score:.4f}</td><td>{_marked_context(answer)}</td>"
             f"<td>{escape(answer.source)}</td></tr>"
-            for answer in self.answers
-        )
-        return f"<table><tr><th>score</th><th>answer</th><th>source</th></tr>{rows}</table>"
-
-    def _describe_abstention(self) -> str:
-        nearest = self.nearest and f"; nearest: {self.nearest.text} ({self.nearest.source})"
-        return f"no answer: {self.reason}{nearest or ''}"
+            for answer in self.answers or self.nearest
+        ]
+        head = "<tr><th>score</th><th>answer</th><th>source</th></tr>"
+        return f"{reason}<table>{head}{''.join(rows)}</table>" if rows else reason
 
 
 def _marked_context(answer: Answer) -> str:
@@ -313,7 +311,7 @@ def select_answers(
     reason: str | None = None
     if not found.candidates:
         reason = "no sentence has a word in common with the question"
-        return QuestionAnswer((), 0, None, reason, None)
+        return QuestionAnswer((), 0, None, reason, ())
     combined = scoring.rank(found.parts, ranking)
     rows = _first_with_each_text(index, found, combined.rows, top_k)
     best = [
@@ -353,9 +351,10 @@ def select_answers(
             f"{similarity:.4f}, and an answer needs {lowest:.4f}"
         )
     answers = () if reason else tuple(given)
+    nearest = tuple(best[: 1 if is_off_topic else None]) if reason else ()
     num_candidates = len(found.candidates)
     return QuestionAnswer(
-        answers, num_candidates, best_score, reason, best[0], is_off_topic=is_off_topic
+        answers, num_candidates, best_score, reason, nearest, is_off_topic=is_off_topic
     )
 
 

@@ -88,6 +88,6 @@ class AskHandler:
             num_candidates=answer.num_candidates,
             best_score=answer.best_score,
             reason=answer.reason,
-            nearest=answer.nearest,
+            nearest=list(answer.nearest),
             **AskResponse.details_of(result),
         )

@@ -304,8 +304,9 @@ class AskResponse(RankingDetails):
     low for an answer."""
     reason: str | None
     """Why there is no answer; null if there is one."""
-    nearest: Answer | None
-    """The best sentence, even if it is no answer."""
+    nearest: list[Answer]
+    """The best sentences where there is no answer, one where the documents are on other subjects;
+    empty if there is an answer."""
 
 
 class DocumentParagraph(StrictModel):
