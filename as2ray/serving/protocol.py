@@ -24,7 +24,7 @@ lowered below the one before it. `/rank` returns scores unchanged.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from uuid import uuid4
 
 import numpy as np
@@ -117,8 +117,8 @@ class V1Request(StrictModel):
 class TeiRequest(StrictModel):
     """`POST /rerank` of Text Embeddings Inference."""
 
-    model: ClassVar[None] = None
-    """This dialect names no model."""
+    model: str | None = None
+    """Not in Text Embeddings Inference, which serves one; names one of several here."""
     query: Text
     texts: Texts
     raw_scores: bool = False

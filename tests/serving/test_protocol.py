@@ -342,4 +342,7 @@ def test_a_name_is_free_where_one_model_is_served_and_bound_where_several(serve,
     assert several.post("/v1/rerank", json={**asked, "model": "two"}).json()["model"] == "two"
     answer = several.post("/v1/rerank", json={**asked, "model": "three"})
     assert (answer.status_code, set(answer.json())) == (404, {"message", "detail"})
+    texts = {"query": QUESTION, "texts": CANDIDATES, "model": "two"}  # not of TEI, which serves one
+    assert several.post("/rerank", json=texts).headers["x-model"] == "two"
+    assert several.post("/rerank", json={**texts, "model": "three"}).status_code == 404
     assert several.get("/info").json()["models"] == ["one", "two"]
