@@ -416,6 +416,8 @@ class Gateway:
             models, problem = self.model_store.replace_rejected(models)
         try:
             models = _check_models(models)
+            if not self.models:
+                await self._wait_for_rankers()
             handles = map(self._get_handle, set(models.values()) - set(self.models.values()))
             await asyncio.gather(*(handle.get_model_info.remote() for handle in handles))
         except Exception as error:
@@ -431,6 +433,17 @@ class Gateway:
         self.service_metrics.start_gateway(models)
         if self.ping_task is None and self.settings.replicas.min_replicas > 0:
             self.ping_task = asyncio.create_task(self._ping_rankers())
+
+    async def _wait_for_rankers(self) -> None:
+        """Waits until a replica responds.
+
+        Only a new call fails once no replica could start; one that waits already does so for ever.
+        """
+        while self.ranker is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(PING_TIMEOUT_S):
+                    await self.ranker.ping.remote()
+                    return
 
     async def _ping_rankers(self) -> None:
         """Notes whether replicas respond while no request asks them anything."""

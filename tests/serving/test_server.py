@@ -327,9 +327,12 @@ class Replicas:
         end = self.ends.pop(0)
         if isinstance(end, Exception):
             raise end
+        if end is WAITS:
+            await asyncio.Event().wait()
         return end
 
 
+WAITS = "a call that waits for a replica"
 FULL = BackPressureError(num_queued_requests=1, max_queued_requests=1)
 INFO = ModelInfo(60, (1, 2), (0.5,))
 REQUEST = RerankRequest("q", ["a"], "a")
@@ -483,7 +486,7 @@ def test_a_new_gateway_accepts_requests_once_replicas_have_described_its_models(
             return models, None
 
     models = {"models": {"a": "x"}}
-    for ends, is_accepted in (([INFO], True), ([RayActorError()], False)):
+    for ends, is_accepted in (([None, INFO], True), ([None, RayActorError()], False)):
         made = gateway(*ends)
         made.models, made.model_store, made.ping_task = {}, Store(), None
         made.service_metrics = SimpleNamespace(start_gateway=lambda models: None)
@@ -493,6 +496,18 @@ def test_a_new_gateway_accepts_requests_once_replicas_have_described_its_models(
         else:  # it must not replace a gateway whose models rank
             with pytest.raises(RayActorError):
                 asyncio.run(made.reconfigure(models))
+
+
+def test_a_new_gateway_ends_where_no_replica_could_start_after_it_has_asked(gateway, monkeypatch):
+    class Store:
+        def replace_rejected(self, models):
+            return models, None
+
+    monkeypatch.setattr(deployment, "PING_TIMEOUT_S", 0.01)
+    made = gateway(WAITS, DeploymentUnavailableError("ranker"))
+    made.models, made.model_store = {}, Store()
+    with pytest.raises(DeploymentUnavailableError):
+        asyncio.run(asyncio.wait_for(made.reconfigure({"models": {"a": "x"}}), 5))
 
 
 def test_a_gateway_keeps_its_models_where_replicas_cannot_load_others(gateway):
