@@ -105,7 +105,7 @@ def _rank_passages(
             f"{model} is a {type(ranker).__name__}; only a joint model (Two-in-One) ranks passages",
             fix="train one with pipelines.two_in_one, or give candidates",
         )
-    texts = [_parse_passage(line, number) for number, line in enumerate(read_lines(path), 1)]
+    texts = [_parse_passage(line, number) for number, line in enumerate(read_lines(path))]
     return ranker.rank_passages(question, texts, top_k)
 
 

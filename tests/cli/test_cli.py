@@ -293,12 +293,12 @@ def test_rank_of_passages_prints_them_with_their_sentences(checkpoint, tmp_path,
     (tmp_path / "p.jsonl").write_text('["Lala."]\n[]\n')
     with pytest.raises(SystemExit):
         main([*asked, "--passages", str(tmp_path / "p.jsonl")])
-    assert "passage 2: '[]'" in capsys.readouterr().err
+    assert "passage 1: '[]'" in capsys.readouterr().err
     for line in ("not a list", '["\\ud83d"]', "[1]", '"text"', "[" * 100_000):
         (tmp_path / "p.jsonl").write_text(line + "\n")
         with pytest.raises(SystemExit):
             main([*asked, "--passages", str(tmp_path / "p.jsonl")])
-        assert f"passage 1: {line[:80]!r}" in capsys.readouterr().err
+        assert f"passage 0: {line[:80]!r}" in capsys.readouterr().err
     plain = str(checkpoint("bert", 2))
     with pytest.raises(SystemExit):
         main(["rank", "--model", plain, "--question", "?", "--passages", str(tmp_path / "p.jsonl")])
