@@ -120,10 +120,6 @@ def console_log(
     handlers: list[logging.Handler] = [console, results]
     if isinstance(console, BarHandler) or verbose:
         console.setLevel(logging.DEBUG)
-    if log_file is not None:
-        file = LogFile(log_file, delay=True)
-        file.setFormatter(FullResults(*TIMED_LINE))
-        handlers.append(file)
     with ExitStack() as stack:
         stack.enter_context(_handlers(handlers))
         stack.enter_context(_variable(WORKER_VARIABLE, "json"))
@@ -131,7 +127,10 @@ def console_log(
         stack.callback(setattr, sys, "stderr", stream)
         stack.callback(sys.stderr.close_line)
         if log_file is not None:
-            log.info("log: %s", log_file)
+            log.info("log: %s", log_file)  # not into the file, which a refused run does not make
+            file = LogFile(log_file, delay=True)
+            file.setFormatter(FullResults(*TIMED_LINE))
+            stack.enter_context(_handlers([file]))
         yield
 
 

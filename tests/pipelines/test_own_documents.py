@@ -295,7 +295,9 @@ def test_dry_run_shows_the_stages_and_refuses_what_a_run_refuses(documents, tmp_
     assert re.search(r"^answering +AnsweringRanker .* to run$", shown, re.MULTILINE)
     assert "missing: " in shown
     assert f"documents {documents}" in shown
-    with pytest.raises(SystemExit):
-        PIPELINE.command([*arguments, str(documents / "out")])
-    assert "inside documents" in capsys.readouterr().err
+    for flags in (arguments, [flag for flag in arguments if flag != "--dry_run"]):
+        with pytest.raises(SystemExit):
+            PIPELINE.command([*flags, str(documents / "out")])
+        assert "inside documents" in capsys.readouterr().err
+    assert not (documents / "out").exists()
     assert not (tmp_path / "out").exists()
