@@ -299,7 +299,9 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             try:
                 return await self._load_once(checkpoint, self.names.get(checkpoint, checkpoint))
             finally:
-                self.new_engines.pop(checkpoint, None)
+                # A client that left leaves the load to the next one, which would start another.
+                if (load := self.new_engines.get(checkpoint)) and load.done():
+                    del self.new_engines[checkpoint]
 
         async def _load_once(self, checkpoint: str, name: str) -> "RerankEngine":
             if checkpoint not in self.new_engines:

@@ -111,6 +111,31 @@ def test_loaded_model_has_the_settings_of_the_service_and_the_scores_of_its_fold
     assert engine.ranker.speed is not None  # measured before the first request
 
 
+def test_clients_that_leave_while_a_model_is_loaded_leave_it_to_the_next(
+    replica, engine, monkeypatch
+):
+    loaded, is_released = [], asyncio.Event()
+
+    async def load(checkpoint: str, name: str):
+        loaded.append(checkpoint)
+        await is_released.wait()
+        return engine
+
+    monkeypatch.setattr(replica, "_load", load)
+
+    async def ask():
+        get_engine = type(replica).get_engine.__wrapped__  # without Serve's cache
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(get_engine(replica, "x"), 0.01)
+        is_released.set()
+        return await get_engine(replica, "x")
+
+    assert asyncio.run(ask()) is engine
+    assert loaded == ["x"]
+    assert not replica.new_engines  # Serve's cache has it now
+
+
 def test_model_whose_scores_are_not_finite_is_refused(replica, cascade, monkeypatch):
     load = loading.load
 
