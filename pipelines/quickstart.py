@@ -57,9 +57,9 @@ DEV_NEGATIVES = 19
 """Maximum number of negatives of each dev question."""
 MEASURES = ("AP", "RR", "P@1")
 SAMPLES = (
-    "How do I make a class usable in a with statement?",
-    "What happens when I modify a list while looping over it?",
-    "Can I catch several exception types at once?",
+    "What does the pass statement do?",
+    "When are default parameter values evaluated?",
+    "How long is a whale?",
 )
 SYSTEMS = {
     "bm25": "BM25",
