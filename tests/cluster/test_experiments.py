@@ -163,33 +163,6 @@ def test_interrupted_stages_end_themselves(nodes, tmp_path, log):
     assert len(list((tmp_path / "store").rglob("closed"))) == len(cells)
 
 
-def test_longest_chain_goes_first_and_one_at_a_time_keeps_the_order(nodes, tmp_path, log):
-    cells = [Cell(f"c{n}", log=str(log), expected_hours=float(n)) for n in range(4)]
-    run_on_ray(tmp_path / "order", *cells, max_parallel=1)
-    assert runs(log) == ["c0", "c1", "c2", "c3"]
-    backend = RayBackend(Store(str(tmp_path / "longest")), WorkersConfig(), 2)
-    submitted = []
-    backend.submit = lambda stage, inputs, label: submitted.append(stage.name) or stage
-    backend.wait, backend.result = lambda handles: handles[0], lambda stage: None
-    run_graph(cells, backend.store, backend)
-    assert submitted == ["c3", "c2", "c1", "c0"]
-
-
-def test_nothing_smaller_passes_the_head_of_the_queue(nodes, tmp_path):
-    class Gang(Cell):
-        RESOURCES = "gang"
-
-    workers = WorkersConfig(num_workers=2, cpus_per_worker=1.0, num_data_cpus=1.0)
-    backend = RayBackend(Store(str(tmp_path / "store")), workers, 8)
-    small, gang = Cell("small"), Gang("gang")
-    assert backend.admits(gang, [])
-    assert backend.admits(gang, [small])
-    assert not backend.admits(gang, [small, small])  # 3 CPUs of 4 are wanted
-    assert backend.admits(small, [gang])
-    assert not backend.admits(gang, [gang])
-    assert not backend.admits(small, [small] * 8)  # as many as may run
-
-
 def test_tasks_of_ray_data_need_no_room_for_training_workers(nodes, tmp_path):
     class Data(Cell):
         RESOURCES = "data"

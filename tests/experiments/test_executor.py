@@ -2,7 +2,10 @@ import errno
 import json
 import os
 import re
-from dataclasses import dataclass, field, replace
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -12,10 +15,17 @@ from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError, StaleStageError, TrainingError
 from as2ray.experiments.command import exit_with_error
 from as2ray.experiments.dry_run import dry_run
-from as2ray.experiments.executor import ExperimentError, SequentialBackend, run_graph
+from as2ray.experiments.executor import (
+    ExperimentError,
+    GraphRun,
+    SequentialBackend,
+    git_commit,
+    run_graph,
+)
 from as2ray.experiments.experiment import Experiment, run_experiment
 from as2ray.experiments.stage import NOT_IDENTITY, Stage, critical_paths, sorted_stages
 from as2ray.experiments.store import Store
+from as2ray.progress import progress_values
 
 WORKERS = WorkersConfig(num_workers=0)
 
@@ -50,6 +60,75 @@ def test_stages_run_once_inputs_first_in_the_given_order(store, log):
     again = run_stages(store, *targets)
     assert runs(log) == ["first", "b", "a"]
     assert again.results == run.results
+
+
+@dataclass(frozen=True, eq=False)
+class Labeled(Stage):
+    """Reports what the experiment calls it."""
+
+    number: int
+
+    def run(self, context):
+        return {"label": asdict(context.label)}
+
+
+def test_stage_is_told_its_name_and_the_title_of_the_recipe(store, tmp_path):
+    named, unnamed = Labeled(0), Labeled(1)
+    run = run_stages(store, named, unnamed, names={named: "cells/a"}, title="Study")
+    labels = [run.results[stage].outputs["label"] for stage in (named, unnamed)]
+    assert labels == [{"experiment": "Study", "name": name} for name in ("cells/a", "")]
+    experiment = Experiment()
+    experiment.add("cells/b", stage := Labeled(2))
+    backend = SequentialBackend(store, WORKERS)
+    finished = run_experiment(
+        experiment, tmp_path / "out", store, backend, lambda _: None, title="Other"
+    )
+    assert finished.outputs(stage)["label"] == {"experiment": "Other", "name": "cells/b"}
+
+
+def test_manifest_says_of_what_a_stage_was_made_by_what_and_when(store):
+    first = Cell("first")
+    stage, started_at = Cell("a", (first,), seconds=0.02), datetime.now(UTC)
+    results = run_stages(store, stage).results
+    manifest = store.manifest("Cell", results[stage].digest)
+    assert manifest["inputs"] == stage.identity({first: results[first].fingerprint})
+    assert manifest["outputs"] == results[stage].outputs
+    assert manifest["workers"] == asdict(WORKERS)
+    assert manifest["command"] == sys.argv
+    assert manifest["git_commit"] == git_commit()
+    assert manifest["packages"].items() >= {p: version(p) for p in ("as2ray", "torch")}.items()
+    created_at = datetime.fromisoformat(manifest["created_at"])
+    assert timedelta(seconds=-1) <= created_at - started_at <= timedelta(seconds=60)
+    assert 0.02 <= manifest["duration_s"] <= 60
+
+
+def test_progress_tells_which_stage_of_how_many_has_started_and_how_many_are_complete(
+    store, caplog
+):
+    caplog.set_level("INFO", "as2ray.experiments.executor")
+    bad, user = Failing("no good"), Cell("user", (Cell("c", seconds=0.02),))
+    run_stages(store, Cell("old"))
+    caplog.clear()
+    names = {bad: "bad", user: "user", user.after[0]: "c"}
+    run_stages(store, Cell("old"), bad, user, names=names)
+    events = [progress_values(record) for record in caplog.records]
+    shown = [
+        (each["task"], each["state"], each.get("position"), each.get("num_complete"))
+        for each in events
+        if "task" in each
+    ]
+    assert shown == [
+        ("bad", "started", 2, None),
+        ("bad", "failed", None, None),
+        ("c", "started", 3, None),
+        ("c", "complete", None, 2),
+        ("user", "started", 4, None),
+        ("user", "complete", None, 3),
+    ]
+    assert {each["num_stages"] for each in events if "position" in each} == {4}
+    durations = {e["task"]: e["duration_s"] for e in events if e.get("state") == "complete"}
+    assert events[-1]["durations_s"] == durations
+    assert 0.02 <= durations["c"] <= events[-1]["duration_s"] <= 60
 
 
 def test_reports_are_written_into_an_output_that_describes_its_run(store, log, tmp_path):
@@ -150,8 +229,15 @@ def test_failure_skips_the_users_of_the_stage_and_no_other(store, log):
 def test_several_failures_are_told_by_name(store):
     stages = {Failing("one"): "first", Failing("two", is_bug=True): "second"}
     run = run_stages(store, *stages)
-    with pytest.raises(ExperimentError, match="first: one; second: two"):
+    with pytest.raises(ExperimentError, match=r"2 stages .* first: one; second: two"):
         run.raise_failures(stages)
+
+
+def test_of_several_failures_only_the_first_lines_are_told_or_their_types():
+    failures = {Cell("a"): ConfigError("wrong", fix="correct it"), Cell("b"): MemoryError()}
+    with pytest.raises(ExperimentError) as raised:
+        GraphRun(failures=failures, skipped=[Cell("c")]).raise_failures({Cell("a"): "first"})
+    assert raised.value.problem.endswith(": first: wrong; Cell: MemoryError()")
 
 
 def test_fail_fast_starts_nothing_after_a_failure(store, log):
@@ -283,6 +369,64 @@ def test_dry_run_lists_what_is_stored_and_runs_nothing(store, tmp_path, log):
     assert lines[2].endswith("to run")
     assert "2 stages, 1 stored; 2.5 hours" in lines[3]
     assert runs(log) == ["one"]
+
+
+class ParallelBackend(SequentialBackend):
+    """Runs several stages at a time, each to its end when it is waited for."""
+
+    def __init__(self, store, max_parallel):
+        super().__init__(store, WORKERS, max_parallel)
+        self.started, self.checked = [], []
+
+    def check(self, stages):
+        self.checked += stages
+
+    def admits(self, stage, running):
+        return len(running) < self.max_parallel
+
+    def submit(self, stage, inputs, label):
+        self.started.append(stage.name)
+        return super().submit(stage, inputs, label)
+
+
+def test_longest_chain_starts_first_and_one_at_a_time_keeps_the_order(tmp_path):
+    small = [Cell(f"c{n}", expected_hours=float(n)) for n in range(4)]
+    stages = [*small, Cell("last", (Cell("first", expected_hours=2.0),), expected_hours=1.5)]
+    for max_parallel, order in ((1, "c0 c1 c2 c3 first last"), (2, "first c3 c2 last c1 c0")):
+        backend = ParallelBackend(Store(str(tmp_path / str(max_parallel))), max_parallel)
+        run_graph(stages, backend.store, backend)
+        assert backend.started == order.split()
+
+
+def test_nothing_passes_the_head_of_the_queue(store):
+    backend = ParallelBackend(store, 9)
+    backend.admits = lambda stage, running: not running or stage.name != "large"
+    stages = [Cell("large", expected_hours=2.0), Cell("largest", expected_hours=3.0), Cell("small")]
+    run_graph(stages, store, backend)
+    assert backend.started == ["largest", "large", "small"]
+
+
+def test_fail_fast_lets_what_runs_end_and_starts_nothing_else(store):
+    backend = ParallelBackend(store, 2)
+    stages = [Checked("bad"), Cell("beside"), Cell("later")]
+    backend.result = lambda run: _fail() if run.args[0] == stages[0] else run()
+    run = run_graph(stages, store, backend, fail_fast=True)
+    assert backend.started == ["bad", "beside"]
+    assert list(run.results) == [stages[1]]
+    assert (list(run.failures), run.skipped) == ([stages[0]], [stages[2]])
+
+
+def _fail():
+    raise TrainingError("no good")
+
+
+def test_plan_is_checked_for_the_stages_that_the_store_does_not_have(store):
+    backend, stages = ParallelBackend(store, 2), [Cell("a"), Cell("b")]
+    run_graph(stages[:1], store, backend)
+    run_graph(stages, store, backend)
+    assert backend.checked == stages
+    backend.check = None  # nothing is left to check
+    assert run_graph(stages, store, backend).results.keys() == set(stages)
 
 
 def test_longest_chain_is_the_sum_of_its_hours():
