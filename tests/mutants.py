@@ -89,7 +89,8 @@ SETTINGS = """
 source_paths = ["as2ray"]
 # The wording of errors, descriptions and logs.
 do_not_mutate_patterns = [
-    '^ *(fix=)?f?".*"[,)]*$', "(fix|problem|message) ?=", "raise .*[Ee]rror", "_log[.]",
+    '^ *(fix=)?f?".*"[,)]*$', "(fix|problem|message) ?=", "raise .*[Ee]rror",
+    "^ *log(ger)?[.]",
     " task[(]", "lookup[(]", "import_object[(]",
     # How a plot or a file looks.
     "indent=2", "(figsize|linewidth|fontsize|alpha|color|zorder|ncols|dpi|markersize|aspect)=",

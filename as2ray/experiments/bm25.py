@@ -54,7 +54,7 @@ class BM25Grid(Stage):
                 hits = (index.search(query.text, self.depth) for query in queries)
                 results = ({texts[hit.index]: hit.score for hit in found} for found in hits)
                 positives = positive_texts(rows)
-                ranked, scores, _ = retrieved_rows(positives, queries, results, False)
+                ranked, scores, _ = retrieved_rows(positives, queries, results)
             else:
                 ranked, scores = rows, self._bm25(k1, b).score_candidates(rows, term_counts)
             kept: QuestionFilter = "raw" if is_search else "no_all_negative"

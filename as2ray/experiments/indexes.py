@@ -160,7 +160,7 @@ def hash_documents(source: Path) -> str:
         # Names may be invalid Unicode, and files unreadable: the index reports them.
         digest.update(os.fsencode(path.removeprefix(str(source))) + b"\0")
         with suppress(OSError), open(path, "rb") as file:
-            digest.update(hashlib.file_digest(file, "sha256").digest())
+            digest.update(hashlib.file_digest(file, hashlib.sha256).digest())
     return digest.hexdigest()[:16]
 
 

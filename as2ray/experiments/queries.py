@@ -79,7 +79,7 @@ def retrieved_rows(
     positives: Mapping[str, Sequence[str]],
     queries: Sequence[Query],
     results: Iterable[dict[str, float]],
-    append_missed: bool,
+    append_missed: bool = False,
 ) -> tuple[pa.Table, np.ndarray, dict[str, int]]:
     """Labels the texts that were retrieved for each question by its positives.
 
@@ -91,7 +91,7 @@ def retrieved_rows(
     scores: list[float] = []
     counts = {"finds nothing": 0, "misses all positives": 0}
     for (id, question, *_), candidates in zip(queries, results):
-        answers = dict.fromkeys(positives.get(id, ()), 0.0)
+        answers = dict.fromkeys(positives.get(id, ()))
         has_none = answers.keys().isdisjoint(candidates)
         counts["finds nothing"] += not candidates
         counts["misses all positives"] += bool(answers) and has_none

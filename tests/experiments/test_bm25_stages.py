@@ -7,6 +7,7 @@ from urllib.parse import unquote
 import pyarrow.parquet as pq
 import pytest
 
+from as2ray.corpora.registry import get_corpus
 from as2ray.distributed.score import read_scores
 from as2ray.errors import ConfigError, CorpusError, CountMismatchError, StaleStageError
 from as2ray.evaluation.measures import evaluate
@@ -20,7 +21,12 @@ from as2ray.experiments.indexes import (
     DocumentIndex,
 )
 from as2ray.experiments.pseudo_labels import LabelledTable, SplitTable
-from as2ray.experiments.queries import NOTHING_FOUND, read_queries, write_queries
+from as2ray.experiments.queries import (
+    NOTHING_FOUND,
+    read_queries,
+    retrieved_rows,
+    write_queries,
+)
 from as2ray.experiments.rankers import TableEvaluation
 from as2ray.experiments.retrieved import BM25Run, BM25Scores, RetrievedTable
 from as2ray.experiments.stage import Stage
@@ -93,6 +99,18 @@ def test_grid_over_lists_takes_both_k1_and_b(complete):
     assert (outputs["k1"], outputs["b"]) == (4.0, 0.0)
 
 
+def test_question_without_an_answer_does_not_count_in_a_grid_over_lists(complete):
+    rows = Rows((*ROWS, ("c", "what do mice eat", "c-0", "Owls fly.", 0)))
+    points = ((0.9, 0.4), (0.9, 0.5))
+    assert complete(BM25Grid(rows, points))[0]["RR"] == complete(BM25Grid(SOURCE, points))[0]["RR"]
+
+
+def test_first_of_equal_points_of_a_grid_is_taken(complete):
+    outputs, _ = complete(BM25Grid(Rows(ROWS[:2]), ((0.9, 0.4), (0.8, 0.3))))
+    assert [point[2] for point in outputs["grid"]] == [1.0, 1.0]
+    assert outputs["content"] == "k1=0.9, b=0.4"
+
+
 def test_grid_over_a_collection_ranks_what_the_index_retrieves(complete):
     """Every question's own candidates rank well; among all texts a distractor comes first."""
     others = Rows((("x", "noise", "x-0", "Which birds hunt mice? Which birds hunt?", 0),))
@@ -102,6 +120,7 @@ def test_grid_over_a_collection_ranks_what_the_index_retrieves(complete):
     grid = BM25Grid(source, points, collection=(source, others), depth=10)
     outputs, _ = complete(grid)
     assert outputs["RR"] == 0.5
+    assert complete(replace(grid, depth=1))[0]["RR"] == 0.0  # the distractor alone is found
     index = CandidateIndex((source, others), grid)
     table = RetrievedTable(BM25Run(source, index, 10), append_missed=False)
     stored, _ = complete(TableEvaluation(BM25Scores(table, index), ("RR",)))
@@ -128,7 +147,13 @@ def test_whole_collection_is_indexed_like_the_candidates_of_a_table(complete, tm
         for each in (index, CANDIDATES)
     )
     assert found == expected
-    assert "missing (collection.tsv)" in replace(collection, data_dir="/x").describe()["source"]
+    place = f"msmarco ({get_corpus('msmarco').license})"
+    assert collection.describe() == {
+        "data": "msmarco/passages",
+        "source": f"{place}: {tmp_path}",
+    }
+    gone = replace(collection, data_dir="/x").describe()
+    assert gone["source"] == f"missing (collection.tsv): {place}: /x"
 
 
 def test_collection_that_changed_is_refused_and_one_that_is_gone_kept(complete, tmp_path):
@@ -206,12 +231,17 @@ def test_interrupted_run_goes_on_behind_its_last_complete_part(complete, monkeyp
 
 
 def test_grid_and_index_count_terms_as_the_recipe_says(complete):
-    grid = BM25Grid(SOURCE, ((0.9, 0.4),), terms=TermConfig(stop_words=True))
-    assert complete(grid)[0]["content"] == "k1=0.9, b=0.4, stop_words"
-    _, folder = complete(CandidateIndex((SOURCE,), grid))
-    index = SentenceIndex.open(folder / INDEX)
-    assert not index.search("of the")
-    assert folder != complete(CANDIDATES)[1]
+    rows = Rows((("q", "of mice", "q-0", "Out of sight.", 1), ("q", "of mice", "q-1", "Mice.", 0)))
+    given = BM25Grid(rows, ((0.9, 0.4),))
+    chosen = BM25Grid(rows, ((0.9, 0.4), (1.2, 0.4)), collection=(rows,))
+    for grid, number in ((given, 2), (chosen, 2)):
+        without = replace(grid, terms=TermConfig(stop_words=True))
+        assert complete(without)[0]["content"] == "k1=0.9, b=0.4, stop_words"
+        folders = [complete(CandidateIndex((rows,), each))[1] for each in (grid, without)]
+        hits = [len(SentenceIndex.open(folder / INDEX).search("of mice")) for folder in folders]
+        assert hits == [number, 1]
+    without = replace(chosen, terms=TermConfig(stop_words=True))
+    assert [complete(each)[0]["RR"] for each in (chosen, without)] == [0.5, 0.0]
 
 
 def test_own_candidates_are_scored_with_the_words_of_the_whole_table(complete):
@@ -276,6 +306,8 @@ def test_index_of_documents_is_named_by_their_content_and_not_by_place_or_shards
     here = DocumentIndex.from_documents(tmp_path / "here", IndexConfig())
     assert here == DocumentIndex.from_documents(tmp_path / "there", IndexConfig(), num_shards=4)
     assert here != DocumentIndex.from_documents(tmp_path / "here", IndexConfig(BM25(k1=1.2)))
+    place = str(tmp_path / "here")
+    assert here.describe() == {"data": place, "source": f"documents {place}"}
     assert here.identity({})["config"]["sentence_splitter"].startswith("syntok-")
     (tmp_path / "here" / "owls.txt").write_text("Owls hunt voles.")
     assert here != DocumentIndex.from_documents(tmp_path / "here", IndexConfig())
@@ -295,6 +327,34 @@ def test_questions_of_a_table_are_read_once_each(complete):
         Query("a", "which birds hunt mice"),
         Query("b", "when do cats sleep"),
     ]
+
+
+def test_question_without_an_answer_is_not_counted_as_one_whose_answers_are_missed():
+    queries = [Query("a", "owls?"), Query("b", "mice?"), Query("c", "cats?")]
+    results = [{"One.": 2.0}, {"One.": 3.0, "Two.": 1.0}, {}]
+    positives = {"a": ["Three."], "c": ["Four."]}
+    for append_missed, rest in ((True, [("c", "Four.", 1)]), (False, [("c", NOTHING_FOUND, 0)])):
+        given = [dict(each) for each in results]
+        rows, scores, counts = retrieved_rows(positives, queries, given, append_missed)
+        found = [("a", "One.", 0), *[("a", "Three.", 1)] * append_missed]
+        columns = (rows[name].to_pylist() for name in ("question_id", "candidate", "label"))
+        assert list(zip(*columns)) == [*found, ("b", "One.", 0), ("b", "Two.", 0), *rest]
+        assert scores.tolist() == [2.0, *[0.0] * append_missed, 3.0, 1.0, 0.0]
+        assert counts == {"finds nothing": 1, "misses all positives": 2}
+        assert rows["candidate_id"].to_pylist()[-3:] == ["b-0", "b-1", "c-0"]
+
+
+def test_question_goes_to_the_same_part_whatever_the_other_questions_are(complete):
+    rows = tuple((f"{n}", f"question {n}?", f"{n}-0", "Yes.", 1) for n in range(80))
+
+    def part(rows, name, share=4):
+        return {row[0] for row in texts(complete(SplitTable(Rows(rows), name, share))[1])}
+
+    dev = part(rows, "dev")
+    assert 10 <= len(dev) <= 30
+    assert part(rows, "train") == {row[0] for row in rows} - dev
+    assert part(rows[:40], "dev") == dev & {row[0] for row in rows[:40]}
+    assert part(rows, "dev", share=8) < dev
 
 
 @pytest.mark.parametrize("share", [1, 10**9])  # by their hashes all are dev's, or none

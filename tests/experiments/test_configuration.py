@@ -1,7 +1,7 @@
 """Configurations: YAML files and flags are merged, and every error names its path."""
 
 import sys
-from dataclasses import field
+from dataclasses import field, fields
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
@@ -10,7 +10,14 @@ from pydantic import ConfigDict, Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from as2ray.errors import MAX_PROBLEMS, ConfigError
-from as2ray.experiments.configuration import describe_type, print_help, read_tree, validate
+from as2ray.experiments.configuration import (
+    PRINT_CONFIG,
+    describe_type,
+    print_config,
+    print_help,
+    read_tree,
+    validate,
+)
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -28,6 +35,19 @@ class Run:
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Uniform:
+    low: float = 0.0
+    type: Literal["uniform"] = "uniform"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Normal:
+    deviation: float = 1.0
+    name: str = ""
+    type: Literal["normal"] = "normal"
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Study:
     """A study."""
 
@@ -38,6 +58,13 @@ class Study:
     precision: Literal["fp32", "bf16"] = "fp32"
     prompt: str | None = None
     sources: dict[str, str] = field(default_factory=lambda: {"a": "b", "c": "d"})
+    noise: Annotated[Uniform | Normal, Field(discriminator="type")] | None = None
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
+class Place:
+    output: str = "here"
+    overwrite: bool = False
 
 
 def read_config(kind, arguments):
@@ -105,8 +132,7 @@ def test_plus_appends_to_a_list_or_its_default(config):
         ("{training: {epochs: many}}", "training.epochs='many': Input should be a valid integer"),
         ("{titel: x}", "titel: unknown key"),
         ("{precision: fp64}", "precision='fp64': Input should be 'fp32' or 'bf16'"),
-        ("{seeds: [0, true]}", "seeds.1=True must be a number"),
-        ("{training: {learning_rate: yes}}", "training.learning_rate=True must be a number"),
+        ("{noise: {type: normal, deviatoin: 1}}", "noise.normal.deviatoin: unknown key; did you"),
         ("[1, 2]", "not a YAML mapping"),
         ("{", "is not YAML: line 1, column 2: expected"),
         ("title: T\ntitle: U", "is not YAML: line 2, column 1: the key 'title' is there twice"),
@@ -117,6 +143,59 @@ def test_wrong_values_are_refused_with_their_path(tmp_path, yaml, error):
     with pytest.raises(ConfigError) as raised:
         read_config(Study, ["--title=T", f"--config={tmp_path / 'wrong.yaml'}"])
     assert error in str(raised.value)
+
+
+def test_truth_values_in_place_of_numbers_are_refused_with_their_paths():
+    runs = "{a: {train: [t], training: {epochs: yes}}}"
+    with pytest.raises(ConfigError) as raised:
+        read_config(Study, ["--title=T", "--seeds=[0, true]", f"--runs={runs}"])
+    assert sorted(str(raised.value).splitlines()) == [
+        "runs.a.training.epochs=True must be a number",
+        "seeds.1=True must be a number",
+    ]
+
+
+def test_keys_of_two_classes_stand_in_one_file_and_are_suggested_for_misspelled_ones(tmp_path):
+    arguments = ["--title", "1", "--overwrite", "--output", "2024"]
+    tree = read_tree([Study, Place], arguments)
+    assert tree == {"title": "1", "overwrite": True, "output": "2024"}
+    with pytest.raises(ConfigError, match=r"ouptut: unknown key; did you mean 'output'"):
+        validate(Study, {"title": "1", "ouptut": "2024"}, Place)
+
+
+def test_configuration_is_printed_with_its_defaults_in_the_order_of_its_keys(capsys):
+    configs = [Study("Größe"), Place()]
+    print_config(configs, ["--title=T"])
+    assert capsys.readouterr().out == ""
+    with pytest.raises(SystemExit):
+        print_config(configs, ["--title=T", PRINT_CONFIG])
+    printed = capsys.readouterr().out
+    keys = [line.partition(":")[0] for line in printed.splitlines() if line[0].isalpha()]
+    assert keys == [each.name for config in configs for each in fields(config)]
+    assert "title: Größe" in printed
+    assert "training:\n  epochs: 7\n" in printed
+
+
+def test_recipe_is_found_by_its_name_from_everywhere_behind_files_of_that_path(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    name, place = "tanda_minilm.yaml", "pipelines/recipes"
+    for path in (name, f"./{name}", f"{place}/{name}"):
+        assert read_tree([Study], ["--config", path])["title"] != "Mine"
+    for path in (f"recipes/{name}", f"{place}/more/{name}"):
+        with pytest.raises(ConfigError, match="no such file"):
+            read_tree([Study], ["--config", path])
+    (tmp_path / name).write_text("title: Mine")
+    assert read_tree([Study], ["--config", name])["title"] == "Mine"
+
+
+def test_misspelled_name_of_a_file_is_told_with_that_of_the_file_beside_it(config):
+    config.with_name("studx.txt").touch()
+    with pytest.raises(ConfigError, match=r"there is no such file\n.*did you mean 'study\.yaml'"):
+        read_tree([Study], ["--config", str(config.with_name("studx.yaml"))])
+    with pytest.raises(ConfigError, match=r"did you mean 'tanda_minilm\.yaml'"):
+        read_tree([Study], ["--config", "tanda_minlm.yaml"])
 
 
 def test_all_wrong_values_are_told_at_once():

@@ -265,6 +265,29 @@ def test_unknown_sizes_are_none_and_no_error(tmp_path):
     assert unknown.hours() > 0  # it has a place in the queue
 
 
+def test_dry_run_shows_of_a_run_where_it_starts_its_loss_updates_batch_and_hours():
+    tokens = {"global_batch_tokens": 1_000}
+    settings = {"loss": MarginRankingLoss(), "training": tokens}
+    first, second = _rankers(first=_run(), second=_run(init_from="first", **settings))
+    costs = [training_cost(each) for each in (first, second)]
+    assert first.describe() == {
+        "data": "bert-base-uncased",
+        "loss": "cross_entropy",
+        "updates": costs[0].num_updates,
+        "batch": 32,
+        "hours": costs[0].hours,
+        "source": "model bert-base-uncased",
+    }
+    assert second.describe() == {
+        "data": first,
+        "loss": "margin_ranking",
+        "updates": costs[1].num_updates,
+        "batch": 1_000,
+        "hours": costs[1].hours,
+        "source": None,
+    }
+
+
 def test_sample_of_a_table_is_as_large_as_it_says():
     (ranker,) = _rankers(only=_run(training={"global_batch_size": 1}))
     few = replace(

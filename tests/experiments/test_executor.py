@@ -12,7 +12,7 @@ import pytest
 from sleeping_stages import Cell, Failing, runs
 
 from as2ray.distributed.workers_config import WorkersConfig
-from as2ray.errors import ConfigError, StaleStageError, TrainingError
+from as2ray.errors import ConfigError, CorpusError, StaleStageError, TrainingError
 from as2ray.experiments.command import exit_with_error
 from as2ray.experiments.dry_run import dry_run
 from as2ray.experiments.executor import (
@@ -183,10 +183,21 @@ def test_equal_stages_of_two_recipes_are_one_whoever_made_them(store, log):
 
 
 def test_stages_without_a_name_are_named_by_the_named_one_that_uses_them():
-    target = Cell("a", (Cell("b", (Cell("c"),)),))
+    inner, middle, scores = Cell("c"), Cell("b", (Cell("c"),)), Cell("scores")
+    target, tested = Cell("a", (middle,)), Cell("tested", (scores,))
     experiment = Experiment()
     experiment.add("table", target)
-    assert sorted(experiment.names().values()) == ["Cell for table", "Cell for table", "table"]
+    experiment.add("again", target)
+    experiment.compare("test", "ranker", 3, target)
+    experiment.compare("test", "other", 3, tested)
+    experiment.compare("test", "other", 4, tested)
+    assert experiment.names() == {
+        target: "table",
+        middle: "Cell for table",
+        inner: "Cell for table",
+        tested: "other-seed3 on test",
+        scores: "Cell for other-seed3 on test",
+    }
 
 
 def test_place_and_log_are_no_identity_but_fields_and_inputs_are():
@@ -368,7 +379,57 @@ def test_dry_run_lists_what_is_stored_and_runs_nothing(store, tmp_path, log):
     assert lines[1].endswith("stored")
     assert lines[2].endswith("to run")
     assert "2 stages, 1 stored; 2.5 hours" in lines[3]
+    assert lines[4:] == ["", "resources: this process"]
     assert runs(log) == ["one"]
+
+
+@dataclass(frozen=True, eq=False)
+class Described(Stage):
+    """Is trained with a seed on something, which may be missing."""
+
+    RESOURCES = "gang"
+
+    seed: int
+    source: str
+    of: Stage | None = None
+    problem: str = ""
+
+    def check(self, results):
+        if self.problem:
+            raise CorpusError(self.problem)
+
+    def describe(self):
+        return {"data": self.of, "updates": self.seed // 5, "hours": 1.5, "source": self.source}
+
+
+def test_dry_run_shows_one_row_for_seeds_that_do_not_differ_what_is_read_and_on_what(store):
+    experiment = Experiment()
+    for seed in (3, 4, 5):
+        start = experiment.add(f"starts/a-seed{seed}", Described(seed, "model a"))
+        experiment.add(f"rankers/b-seed{seed}", Described(seed, "", start))
+    experiment.add("tables/t", Described(0, "missing: corpus c", problem="no file"))
+    experiment.compare("test", "b", 3, Described(1, "model d", problem="no folder"))
+    workers = WorkersConfig(num_workers=2, cpus_per_worker=1.0, gpus_per_worker=0.5)
+    table, totals, *rest = re.split(r"\n(?=8 stages)|\n\n", dry_run(experiment, store, workers))
+    rows = [re.split(" {2,}", line) for line in table.splitlines()]
+    described = [dict(zip(rows[0], row)) for row in rows[1:]]
+    assert [(row["stage"], row["data"], row["updates"]) for row in described] == [
+        ("starts/a-seed3,4", "-", "0"),
+        ("rankers/b-seed3,4", "starts/a-seed3,4", "0"),
+        ("starts/a-seed5", "-", "1"),
+        ("rankers/b-seed5", "starts/a-seed5", "1"),
+        ("tables/t", "-", "0"),
+        ("b-seed3 on test", "-", "0"),
+    ]
+    assert {(row["kind"], row["hours"], row["loss"]) for row in described} == {
+        ("Described", "1.50", "-")
+    }
+    assert totals.startswith("8 stages, 0 stored; 0.0 hours on one device")
+    assert rest == [
+        "reads:\nmodel a\nmissing: corpus c\nmissing: 'b-seed3 on test': no folder\nmodel d",
+        "resources: 8 training runs of 2 workers with 1.5 CPU + 0.5 GPU each; as many at the same "
+        "time as fit on the cluster",
+    ]
 
 
 class ParallelBackend(SequentialBackend):

@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import platform
+import sys
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import tiny
 
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.evaluation.measures import evaluate
-from as2ray.experiments.executor import SequentialBackend, run_graph
+from as2ray.experiments.executor import SequentialBackend, git_commit, run_graph
 from as2ray.experiments.experiment import Experiment, Finished, _describe_run
 from as2ray.experiments.rankers import save_evaluations
 from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec
@@ -88,12 +90,52 @@ def finished(tmp_path) -> Finished:
 
 
 def test_run_is_described_by_its_seeds_machine_and_packages(finished):
-    described = _describe_run(finished.experiment, "Tiny")
+    described, now = _describe_run(finished.experiment, "Tiny"), datetime.now(UTC)
+    assert timedelta() <= now - datetime.fromisoformat(described["created_at"]) < timedelta(hours=1)
+    assert (described["commit"], described["command"]) == (git_commit(), sys.argv)
     assert (described["title"], described["seeds"]) == ("Tiny", [0, 1])
     machine, packages = described["machine"], described["packages"]
     assert (machine["cores"], machine["python"]) == (os.cpu_count(), platform.python_version())
     assert machine.keys() == {"system", "cores", "python", "gpu"}
     assert {"as2ray", "torch", "ray"} <= packages.keys()
+
+
+@dataclass(frozen=True, eq=False)
+class Made(Stage):
+    """Something of other stages, with or without weights of its own."""
+
+    name: str
+    of: tuple[Stage, ...] = ()
+    parameters: int | None = None
+
+    def run(self, context):
+        return {} if self.parameters is None else {"parameters": self.parameters}
+
+
+def test_system_has_the_weights_of_the_rankers_that_it_is_made_of_each_counted_once(tmp_path):
+    start = Made("start", (), 100)
+    small, large = Made("small", (start,), 1), Made("large", (start,), 10)
+    systems = {
+        "ranker": small,
+        "ensemble": Made("ensemble", (Made("a", (small,)), Made("b", (large, small)))),
+        "bm25": Made("bm25"),
+        "lost": Made("lost", (small,)),
+    }
+    experiment = Experiment()
+    for system, stage in systems.items():
+        experiment.compare("test", system, 0, Made(f"{system} evaluation", (stage,)))
+        experiment.compare("other", "elsewhere", 0, large)
+    # Of a second seed nothing is counted twice, and of a first one that is lost the second counts.
+    experiment.compare("test", "ranker", 1, large)
+    experiment.compare("test", "late", 0, systems["lost"])
+    experiment.compare("test", "late", 1, large)
+    store = Store(str(tmp_path / "store"))
+    backend = SequentialBackend(store, WorkersConfig(num_workers=0))
+    run = run_graph(experiment.targets, store, backend)
+    run.results = {s: r for s, r in run.results.items() if "lost" not in s.name}
+    finished = Finished(experiment, run, store, tmp_path)
+    assert finished.parameters("test") == {"ranker": 1, "ensemble": 11, "late": 10}
+    assert finished.parameters("other") == {"elsewhere": 10}
 
 
 def test_report_compares_systems_with_the_baseline_and_the_paper(recipe, finished, caplog):

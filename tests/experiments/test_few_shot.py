@@ -51,6 +51,7 @@ class Checkpoint(Stage):
 
     def run(self, context):
         save(load(self.path, device="cpu"), context.output / RANKER)
+        return {"shape": {"num_layers": 3}, "parameters": 7}
 
 
 @pytest.fixture
@@ -158,6 +159,7 @@ def test_single_weight_is_taken_whatever_dev_says(complete, rankers, weight):
     stage = InterpolatedRanker(tuned, start, Candidates(4, 6), "RR", "raw", (weight,))
     outputs, folder = complete(stage)
     assert outputs["start_weight"] == weight
+    assert (outputs["shape"], outputs["parameters"]) == ({"num_layers": 3}, 7)
     own, other = (load(each.path, device="cpu").state_dict() for each in rankers)
     for name, values in load(folder / RANKER, device="cpu").state_dict().items():
         assert torch.allclose(values, torch.lerp(own[name], other[name], weight))

@@ -1,5 +1,6 @@
 """Stages of candidates tables."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -7,14 +8,26 @@ import pytest
 import tiny
 from pyarrow import csv
 
+from as2ray.corpora import preparation
 from as2ray.corpora.leaks import check_leaks
 from as2ray.corpora.registry import CORPORA, get_corpus
 from as2ray.corpora.sampling import sample_questions
-from as2ray.errors import As2rayError, StaleStageError
-from as2ray.experiments.recipe import TableSpec
+from as2ray.corpora.verification import DATA_ROOT_VARIABLE
+from as2ray.errors import As2rayError, CorpusError, LeakError, StaleStageError
+from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec
 from as2ray.experiments.stage import Result
-from as2ray.experiments.tables import PreparedTable, prepared_table, read_table, release_files
+from as2ray.experiments.tables import (
+    LeakCheck,
+    PreparedTable,
+    QuestionCheck,
+    prepared_table,
+    read_table,
+    release_files,
+    table_checks,
+    table_stages,
+)
 from as2ray.tables.source_files import describe_files
+from as2ray.training.job import ModelSpec
 
 
 def test_table_with_other_counts_than_published_needs_verify_false(complete, tmp_path):
@@ -63,6 +76,135 @@ def test_change_of_a_file_that_a_split_is_joined_from_is_refused(tmp_path, monke
         stage.verify(result)
     (tmp_path / "qrels.tsv").unlink()
     stage.verify(result)
+
+
+@pytest.mark.parametrize(
+    ("root", "data_dir", "is_refused"),
+    [(None, "default", True), ("set", "default", False), (None, "elsewhere", False)],
+)
+def test_release_that_is_missing_where_nobody_said_it_is_is_refused_before_anything_runs(
+    tmp_path, monkeypatch, root, data_dir, is_refused
+):
+    monkeypatch.setattr(preparation, "data_root", lambda: tmp_path / "data")
+    monkeypatch.delenv(DATA_ROOT_VARIABLE, raising=False)
+    if root:
+        monkeypatch.setenv(DATA_ROOT_VARIABLE, str(tmp_path / "data"))
+    data_dirs = {} if data_dir == "default" else {"wikiqa": str(tmp_path / "elsewhere")}
+    stage = prepared_table(TableSpec("wikiqa", "test"), data_dirs)
+    if not is_refused:
+        return stage.check({})
+    with pytest.raises(CorpusError, match=rf"no WikiQA-test\.tsv in {tmp_path}/data/wikiqa"):
+        stage.check({})
+    tiny.write_wikiqa(tmp_path / "data" / "wikiqa", "test", 0, 7)
+    stage.check({})
+
+
+def test_dry_run_shows_of_a_table_its_split_size_and_where_it_is_or_is_missing(tmp_path, labels):
+    stage = PreparedTable(TableSpec("wikiqa", "dev", "clean"), data_dir=str(tmp_path))
+    missing, corpus = stage.describe(), get_corpus("wikiqa")
+    assert (missing["data"], missing["pairs"]) == ("wikiqa/dev (clean)", "1,126")
+    place = f"wikiqa ({corpus.license}): {tmp_path}"
+    assert missing["source"].startswith(f"missing: {place}; put WikiQA-dev.tsv")
+    tiny.write_wikiqa(tmp_path, "dev", 0, 7)
+    assert stage.describe() == {**missing, "source": place}
+    unknown = PreparedTable(TableSpec("dpr", "sample"), data_dir=str(tmp_path)).describe()
+    assert unknown["pairs"] is None
+    path = labels["path"]
+    for split, name in (("dev", f"{path}/dev"), ("", path)):
+        described = prepared_table(TableSpec(**labels, split=split), {}).describe()
+        assert described == {"data": f"{name} (raw)", "source": f"table {path}"}
+
+
+def test_table_that_loses_all_its_questions_is_an_error_that_names_it(complete, labels):
+    tables = {name: prepared_table(TableSpec(**labels, split=name), {}) for name in ("dev", "")}
+    spec = TableSpec(**labels, split="dev", question_filter="clean")
+    with pytest.raises(CorpusError, match=r"labels\.csv/dev \(clean\): no question is left"):
+        complete(replace(tables["dev"], spec=spec, without=(tables[""],)))
+
+
+QUESTIONS = ("how far is the moon", "how far is the moon away", "who wrote the iliad")
+"""The first two have five of six words in common."""
+
+
+@pytest.mark.parametrize(
+    ("similarity", "num_left"), [(None, 2), (0.9, 2), (0.75, 1)], ids=["equal", "0.9", "0.75"]
+)
+@pytest.mark.parametrize("source", ["file", "corpus"])
+def test_questions_that_are_as_similar_to_held_out_ones_as_the_recipe_says_are_left_out(
+    complete, tmp_path, monkeypatch, source, similarity, num_left
+):
+    monkeypatch.setattr("as2ray.corpora.corpus.Corpus.check_counts", lambda *_: False)
+    held_out, train = (
+        [{"question": q, "text": f"It is {n}.", "label": n} for q in questions for n in range(2)]
+        for questions in (QUESTIONS[:1], QUESTIONS)
+    )
+    columns = {"question": "question", "candidate": "text", "label": "label"}
+    for name, rows in (("held_out", held_out), ("train", train)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(rows))
+    header = "QuestionID\tQuestion\tDocumentID\tDocumentTitle\tSentenceID\tSentence\tLabel\n"
+    lines = [
+        f"Q{n // 2}\t{r['question']}\tD\tT\tD-{n}\t{r['text']}\t{r['label']}\n"
+        for n, r in enumerate(train)
+    ]
+    (tmp_path / "WikiQA-train.tsv").write_text(header + "".join(lines))
+    without = (
+        prepared_table(TableSpec(path=str(tmp_path / "held_out.json"), columns=columns), {}),
+    )
+    spec = (
+        TableSpec("wikiqa", "train")
+        if source == "corpus"
+        else TableSpec(path=str(tmp_path / "train.json"), columns=columns)
+    )
+    stage = prepared_table(spec, {"wikiqa": str(tmp_path)}, without, similarity)
+    assert len(set(read_table(complete(stage)[1])["question"].to_pylist())) == num_left
+    assert prepared_table(spec, {"wikiqa": str(tmp_path)}, (), similarity) == prepared_table(
+        spec, {"wikiqa": str(tmp_path)}
+    )
+
+
+@pytest.fixture
+def recipe(labels):
+    tables = {name: TableSpec(**labels, split=name) for name in ("train", "dev", "test")}
+    return Recipe(
+        title="Leaks",
+        model=ModelSpec("bert-base-uncased"),
+        tables={**tables, "unused": TableSpec(**labels, seed=1)},
+        dev="dev",
+        tests=["test"],
+        runs={"run": RunSpec(train=["train"])},
+        baseline="run",
+        min_leak_similarity=0.75,
+    )
+
+
+def test_questions_of_held_out_tables_are_looked_for_or_dropped_or_kept_in_training_tables(recipe):
+    for on_leak in ("error", "drop", "keep"):
+        given = replace(recipe, on_leak=on_leak)
+        tables = table_stages(given, {})
+        held_out, is_dropped = (tables["dev"], tables["test"]), on_leak == "drop"
+        assert sorted(list(tables)[:2]) == ["dev", "test"]
+        for name in ("train", "unused"):
+            assert tables[name].without == (held_out if is_dropped else ())
+            assert tables[name].min_leak_similarity == (0.75 if is_dropped else None)
+        assert not any(table.without for table in held_out)
+        questions = QuestionCheck(tables["test"], "clean", "test")
+        leaks = LeakCheck({"train": tables["train"]}, dict(zip(("dev", "test"), held_out)), 0.75)
+        expected = (leaks, questions) if on_leak == "error" else (questions,)
+        assert table_checks(given, tables) == expected
+
+
+def test_training_questions_that_are_similar_to_held_out_ones_are_refused(complete, tmp_path):
+    tables = []
+    for number, question in enumerate(QUESTIONS):
+        rows = [{"question": question, "text": f"It is {n}.", "label": n} for n in range(2)]
+        (tmp_path / f"{number}.json").write_text(json.dumps(rows))
+        columns = {"question": "question", "candidate": "text", "label": "label"}
+        path = str(tmp_path / f"{number}.json")
+        tables.append(prepared_table(TableSpec(path=path, columns=columns), {}))
+    complete(LeakCheck({"a": tables[0]}, {"b": tables[1], "c": tables[2]}))
+    complete(LeakCheck({"a": tables[0]}, {"c": tables[2]}, 0.75))
+    with pytest.raises(LeakError, match="'a' and 'b'"):
+        complete(LeakCheck({"a": tables[0]}, {"c": tables[2], "b": tables[1]}, 0.75))
 
 
 @pytest.fixture

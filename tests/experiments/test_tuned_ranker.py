@@ -117,11 +117,18 @@ def test_no_trial_is_stopped_before_its_warm_up_ends(run):
     [
         ({"training.epochs": [1, 20], "training.warmup_ratio": Interval(0.1, 0.5)}, 10.0),
         ({"training.max_steps": [10, 20]}, NEVER),
+        ({"training.warmup_steps": [10]}, NEVER),
         ({"training.learning_rate": [1e-3]}, 1.0),
     ],
 )
 def test_no_trial_is_stopped_before_the_longest_warm_up_of_its_space_ends(run, space, epochs):
     assert TunedRanker.create(run, SearchConfig(space)).grace_epochs == epochs
+
+
+def test_search_takes_the_hours_of_all_its_trials(run):
+    search = TunedRanker.create(run, SearchConfig(num_trials=7))
+    assert search.hours() == pytest.approx(7 * run.hours())
+    assert search.describe() == {**run.describe(), "hours": search.hours()}
 
 
 def test_unknown_space_is_refused():
