@@ -125,7 +125,7 @@ class TableSize(NamedTuple):
     """Mean tokens of a pair, or of a question with a passage."""
 
 
-def table_size(spec: TableSpec, by_passages: bool = False) -> TableSize:
+def table_size(spec: TableSpec, by_passages: bool) -> TableSize:
     """Returns the published size of a table, or what is known of its corpus, after sampling.
 
     Without counts for its question filter, they are those of all questions. A sample of a split
@@ -170,9 +170,9 @@ def table_size(spec: TableSpec, by_passages: bool = False) -> TableSize:
     return TableSize(num_questions * share, num_pairs * share, num_positives * share, tokens)
 
 
-def table_pairs(spec: TableSpec, by_passages: bool = False) -> float | None:
-    """Returns the number of pairs, or of passages, of a table; None if it is not known."""
-    num_pairs = table_size(spec, by_passages).num_pairs
+def table_pairs(spec: TableSpec) -> float | None:
+    """Returns the number of pairs of a table; None if it is not known."""
+    num_pairs = table_size(spec, by_passages=False).num_pairs
     return None if math.isnan(num_pairs) else num_pairs
 
 

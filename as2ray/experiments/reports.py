@@ -90,7 +90,7 @@ def _plot_learning_curve(recipe: Recipe, finished: Finished, test: str, measure:
         if len(values) > 1:
             dev = np.array([line[SELECTION_METRIC] for line in lines])
             close = values[dev >= dev.max() - CLOSE_DEV_MAP]
-            shares = [line.get(f"{test}/share_predicted_positive", 0.5) for line in lines]
+            shares = [line.get(f"{test}/share_predicted_positive") for line in lines]
             num_constant = sum(share in (0.0, 1.0) for share in shares)
             change = np.abs(np.diff(values)).mean()
             numbers = (f"{change:.4f}", f"{np.ptp(close):.4f}", str(len(close)), str(num_constant))

@@ -226,6 +226,7 @@ def test_help_lists_the_flags(capsys):
     printed = capsys.readouterr().out
     assert "--training.epochs" in printed
     assert "Annotated" not in printed
+    assert "(type: str or null, default: null)" in " ".join(printed.split())
     assert "A study." in printed
 
 

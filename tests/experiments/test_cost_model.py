@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from sleeping_stages import Cell
 
 from as2ray.cascade.cost import EncoderShape
 from as2ray.checkpoints.packaged import resolve_model_path
@@ -23,6 +24,7 @@ from as2ray.experiments.cost_model import (
     ranker_layers,
     scoring_cost,
     table_pairs,
+    table_size,
     training_cost,
 )
 from as2ray.experiments.few_shot import SampledTable
@@ -262,6 +264,7 @@ def test_unknown_sizes_are_none_and_no_error(tmp_path):
     )
     unknown = replace(ranker, train=(PreparedTable(TableSpec("dpr", "sample")),))
     assert training_cost(unknown) == Cost()
+    assert training_cost(replace(ranker, train=(Cell("no table of a corpus"),))) == Cost()
     assert unknown.hours() > 0  # it has a place in the queue
 
 
@@ -289,6 +292,10 @@ def test_dry_run_shows_of_a_run_where_it_starts_its_loss_updates_batch_and_hours
 
 
 def test_sample_of_a_table_is_as_large_as_it_says():
+    spec = TableSpec("wikiqa", "train", num_questions=1_059)
+    every, half = (table_size(each, False) for each in (TableSpec("wikiqa", "train"), spec))
+    assert half == (1_059, every.num_pairs / 2, every.num_positives / 2, every.mean_tokens)
+    assert every.num_questions == 2_118
     (ranker,) = _rankers(only=_run(training={"global_batch_size": 1}))
     few = replace(
         ranker, train=(SampledTable(ranker.train[0], num_questions=97, seed=0, nested=False),)

@@ -22,7 +22,7 @@ from as2ray.experiments.executor import (
     git_commit,
     run_graph,
 )
-from as2ray.experiments.experiment import Experiment, run_experiment
+from as2ray.experiments.experiment import Experiment, check_experiment, run_experiment
 from as2ray.experiments.stage import NOT_IDENTITY, Stage, critical_paths, sorted_stages
 from as2ray.experiments.store import Store
 from as2ray.progress import progress_values
@@ -129,6 +129,29 @@ def test_progress_tells_which_stage_of_how_many_has_started_and_how_many_are_com
     durations = {e["task"]: e["duration_s"] for e in events if e.get("state") == "complete"}
     assert events[-1]["durations_s"] == durations
     assert 0.02 <= durations["c"] <= events[-1]["duration_s"] <= 60
+
+
+def test_error_of_a_user_is_logged_without_a_traceback_and_a_bug_with_one(store, caplog):
+    run_stages(store, Failing("no good\nnor bad"), Failing("by zero", is_bug=True))
+    user, bug = [each for each in caplog.records if each.levelname == "ERROR"]
+    assert not user.exc_info
+    assert bug.exc_info
+    assert user.getMessage().endswith("no good")
+    assert progress_values(user)["full"].endswith("no good\nnor bad")
+
+
+def test_what_cannot_run_is_refused_before_a_cluster_is_started(store, tmp_path):
+    experiment, output = Experiment(), tmp_path / "output"
+    experiment.add("cells/a", Checked("a"))
+    experiment.add("cells/b", Checked("b", wrong="no such layer"))
+    run_stages(store, Checked("b"))
+    check_experiment(experiment, output, store)  # what cannot run is stored
+    experiment.add("cells/c", Checked("c", wrong="no such exit"))
+    with pytest.raises(ConfigError, match="'cells/c': no such exit"):
+        check_experiment(experiment, output, store)
+    output.write_text("mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        check_experiment(experiment, output, store)
 
 
 def test_reports_are_written_into_an_output_that_describes_its_run(store, log, tmp_path):

@@ -162,3 +162,25 @@ def test_task_of_a_stage_holds_what_it_uses_itself(backend, monkeypatch, stage, 
     backend.workers = WorkersConfig()
     backend.submit(stage, {}, Label())
     assert (options["name"], options["label_selector"]) == (stage.kind, None)
+
+
+def test_interrupt_cancels_all_stages_that_run_and_waits_until_they_have_ended(
+    backend, monkeypatch
+):
+    calls = []
+
+    def wait(handles, num_returns, timeout=None):
+        calls.append((handles, num_returns))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return handles[1:], handles[:1]
+
+    monkeypatch.setattr(ray, "wait", wait)
+    monkeypatch.setattr(ray, "cancel", lambda handle, recursive: calls.append((handle, recursive)))
+    handles = ("a", "b", "c")
+    assert backend.wait(handles) == "b"
+    with pytest.raises(KeyboardInterrupt):
+        backend.wait(handles)
+    cancelled = [(handle, False) for handle in handles]
+    every = list(handles)
+    assert calls == [(every, 1), (every, 1), *cancelled, (every, 3)]

@@ -11,7 +11,7 @@ from pyarrow import csv
 from as2ray.corpora import preparation
 from as2ray.corpora.leaks import check_leaks
 from as2ray.corpora.registry import CORPORA, get_corpus
-from as2ray.corpora.sampling import sample_questions
+from as2ray.corpora.sampling import flip_labels, sample_questions
 from as2ray.corpora.verification import DATA_ROOT_VARIABLE
 from as2ray.errors import As2rayError, CorpusError, LeakError, StaleStageError
 from as2ray.experiments.recipe import Recipe, RunSpec, TableSpec
@@ -268,6 +268,36 @@ def test_hard_negatives_of_a_file_and_of_a_corpus(complete, labels, tmp_path):
         assert hard.equals(sample_questions(every, None, 2, hard_negatives=1))
         assert some["question_id"].unique() == random["question_id"].unique()
         assert 4 < len(some) < len(random)
+
+
+def test_labels_of_a_file_and_of_a_corpus_are_flipped_by_the_seed(complete, labels, tmp_path):
+    tiny.write_wikiqa(tmp_path, "test", 0, 7)
+    corpus = {"corpus": "wikiqa", "split": "test", "verify": False}
+    for spec in (labels, corpus):
+        every, noisy = (
+            read_table(complete(prepared_table(TableSpec(**each), {"wikiqa": str(tmp_path)}))[1])
+            for each in (spec, {**spec, "label_noise": 0.3, "seed": 4})
+        )
+        assert noisy.equals(flip_labels(every, 0.3, 4))
+
+
+def test_file_of_a_table_is_found_from_every_working_folder(labels, tmp_path, monkeypatch):
+    stage = prepared_table(TableSpec(**labels), {})
+    monkeypatch.chdir(tmp_path)
+    relative = prepared_table(TableSpec(**{**labels, "path": "labels.csv"}), {})
+    monkeypatch.chdir("/")
+    assert relative.spec.path == labels["path"]
+    assert relative == stage
+    hub = "hub:org/name:train"
+    assert prepared_table(TableSpec(path=hub), {}).spec.path == hub
+
+
+def test_table_of_pages_is_another_with_another_version_of_the_sentence_splitter():
+    pages, sentences = (
+        PreparedTable(TableSpec(name, "train"), data_dir="data") for name in ("squad", "wikiqa")
+    )
+    assert pages.identity({})["sentence_splitter"].startswith("syntok-")
+    assert sentences.identity({})["sentence_splitter"] is None
 
 
 @pytest.mark.parametrize(
