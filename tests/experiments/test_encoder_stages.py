@@ -136,6 +136,19 @@ def test_index_holds_its_adapted_encoder(index, table, sentence_encoder, complet
     assert all(candidate.similarity is not None for candidate in found)
 
 
+def test_index_of_documents_may_be_made_with_the_embeddings_of_an_encoder(
+    index, embedded, sentence_encoder, complete
+):
+    config = IndexConfig(encoder=sentence_encoder)
+    outputs, folder = complete(DocumentIndex.from_documents(index.source, config))
+    opened, other = (
+        SentenceIndex.open(each / INDEX, load_sentence_encoder)
+        for each in (folder, complete(embedded)[1])
+    )
+    assert opened.embeddings.info.fingerprint == other.embeddings.info.fingerprint
+    assert outputs["sentences"] == len(opened) == len(other) > 0
+
+
 @pytest.fixture
 def scoring(embedded, table, ranker):
     return FittedScoring(embedded, table, True, ranker, 0.5, OFF_TOPIC)

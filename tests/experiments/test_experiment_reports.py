@@ -207,4 +207,6 @@ def test_test_whose_baseline_is_not_complete_has_no_report(recipe, finished, cap
     assert not list(finished.output.iterdir())
     plain = replace(recipe, plot_learning_curves=False, published_results={}, reproduces={})
     assert list(write_reports(plain, finished)) == ["test"]
+    by_test = replace(plain, baseline={"test": "strong"})
+    assert write_reports(by_test, finished)["test"].baseline == "strong"
     assert not list(finished.output.glob("*curve*"))
