@@ -336,9 +336,9 @@ def test_question_without_an_answer_is_not_counted_as_one_whose_answers_are_miss
     for append_missed, rest in ((True, [("c", "Four.", 1)]), (False, [("c", NOTHING_FOUND, 0)])):
         given = [dict(each) for each in results]
         rows, scores, counts = retrieved_rows(positives, queries, given, append_missed)
-        found = [("a", "One.", 0), *[("a", "Three.", 1)] * append_missed]
+        of_first = [("a", "One.", 0), *[("a", "Three.", 1)] * append_missed]
         columns = (rows[name].to_pylist() for name in ("question_id", "candidate", "label"))
-        assert list(zip(*columns)) == [*found, ("b", "One.", 0), ("b", "Two.", 0), *rest]
+        assert list(zip(*columns)) == [*of_first, ("b", "One.", 0), ("b", "Two.", 0), *rest]
         assert scores.tolist() == [2.0, *[0.0] * append_missed, 3.0, 1.0, 0.0]
         assert counts == {"finds nothing": 1, "misses all positives": 2}
         assert rows["candidate_id"].to_pylist()[-3:] == ["b-0", "b-1", "c-0"]

@@ -112,8 +112,8 @@ def test_identity_of_a_run_has_the_source_of_its_own_loss_and_no_model_that_is_n
     identity = RUN.identity({})
     assert "loss_source" not in identity
     assert identity["model"]["path"] == "bert-base-uncased"
-    own = f"{__name__}:own_loss"
-    assert replace(RUN, loss=own).identity({})["loss_source"] == source_digest(own)
+    loss = f"{__name__}:own_loss"
+    assert replace(RUN, loss=loss).identity({})["loss_source"] == source_digest(loss)
     others = [replace(RUN, model=ModelSpec(path, num_layers=3), init_from=RUN) for path in "ab"]
     assert others[0] == others[1] != replace(others[0], model=ModelSpec("a", num_layers=2))
 
@@ -132,7 +132,7 @@ def test_logits_of_an_ensemble_are_those_of_its_mean_probabilities(complete):
         np.exp(np.array(member.logits)) / np.exp(np.array(member.logits)).sum(1, keepdims=True)
         for member in members
     ]
-    found = np.stack([table[name].to_numpy() for name in LOGIT_COLUMNS], 1)
-    assert np.exp(found) == pytest.approx(np.mean(probabilities, 0))
+    logits = np.stack([table[name].to_numpy() for name in LOGIT_COLUMNS], 1)
+    assert np.exp(logits) == pytest.approx(np.mean(probabilities, 0))
     assert table["candidate_id"].to_pylist() == ["c-0", "c-1"]
     assert {str(table.schema.field(name).type) for name in LOGIT_COLUMNS} == {"float"}

@@ -504,10 +504,10 @@ def test_a_new_gateway_ends_where_no_replica_could_start_after_it_has_asked(gate
             return models, None
 
     monkeypatch.setattr(deployment, "PING_TIMEOUT_S", 0.01)
-    made = gateway(WAITS, DeploymentUnavailableError("ranker"))
-    made.models, made.model_store = {}, Store()
+    new_gateway = gateway(WAITS, DeploymentUnavailableError("ranker"))
+    new_gateway.models, new_gateway.model_store = {}, Store()
     with pytest.raises(DeploymentUnavailableError):
-        asyncio.run(asyncio.wait_for(made.reconfigure({"models": {"a": "x"}}), 5))
+        asyncio.run(asyncio.wait_for(new_gateway.reconfigure({"models": {"a": "x"}}), 5))
 
 
 def test_a_gateway_keeps_its_models_where_replicas_cannot_load_others(gateway):
