@@ -165,6 +165,19 @@ def _check_models(models: Any) -> dict[str, str]:
     return ServiceConfig.from_models(models, Settings()).models
 
 
+def _describe_rejection(models: Any, error: Exception) -> str:
+    """Describes why the models of a `user_config` were rejected, without paths: clients read it."""
+    cause = getattr(error, "cause", error)  # Ray wraps the error of another process
+    reason = cause.problem if isinstance(cause, As2rayError) else type(cause).__name__
+    try:
+        names = _check_models(models)
+    except ConfigError:
+        return f"the models were rejected: {reason}"
+    for name, checkpoint in names.items():
+        reason = reason.replace(checkpoint, f"the model {name}")
+    return f"the models {list(names)} were rejected: {reason}"
+
+
 def _open_index(settings: Settings, path: str) -> SentenceIndex:
     from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 
@@ -252,7 +265,6 @@ def _create_replica_class(max_models_per_replica: int) -> type:
             replica that ranks. A replica without models raises, unless others had models before.
             """
             models: Any = user_config.get("models")
-            names: dict[str, str] = {}
             if not self.names:  # for others, they may have been repaired
                 models, _ = self.model_store.replace_rejected(models)
             try:
@@ -266,11 +278,7 @@ def _create_replica_class(max_models_per_replica: int) -> type:
                 self.metrics.record_rejected_models()
                 if not self.names:
                     raise
-                reason = error.problem if isinstance(error, As2rayError) else type(error).__name__
-                for changed, name in names.items():  # clients see no paths
-                    reason = reason.replace(changed, f"the model {name}")
-                given = f" {list(models)}" if names else ""
-                problem = f"the models{given} were rejected: {reason}"
+                problem = _describe_rejection(models, error)
                 self.model_store.save_rejected(models, problem)
                 logger.error("%s; the models before them rank", problem)
                 return
@@ -425,10 +433,9 @@ class Gateway:
         except Exception as error:
             if not self.models:  # otherwise it would replace a gateway whose models rank
                 raise
-            _, problem = self.model_store.replace_rejected(models)
-            reason = f": {error.problem}" if type(error) is ConfigError else ""
-            self.model_problem = problem or f"the models were rejected{reason}"
-            logger.error("%s (%s)", self.model_problem, type(error).__name__)
+            _, problem = self.model_store.replace_rejected(models)  # None where it fails first here
+            self.model_problem = problem or _describe_rejection(models, error)
+            logger.error("%s; the models before them rank", self.model_problem)
             return
         self._note_response()
         self.models, self.model_problem = models, problem

@@ -11,11 +11,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from starlette.testclient import TestClient
 
-from as2ray.errors import ConfigError, ResourceError
+from as2ray.errors import CheckpointError, ConfigError, ResourceError
 from as2ray.serving import deployment, server
 from as2ray.serving.admission import Admission
 from as2ray.serving.metrics import ServiceMetrics, counts_in_process
@@ -520,6 +520,21 @@ def test_a_gateway_keeps_its_models_where_replicas_cannot_load_others(gateway):
     asyncio.run(made.reconfigure({"models": {"a": "z"}}))
     assert made.models == {"a": "x", "b": "y"}
     assert made.model_problem == "the models were rejected"
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_gateway_names_models_whose_rejection_no_replica_has_stored(gateway, wrapped):
+    class Store:
+        def replace_rejected(self, models):
+            return models, None
+
+    error = CheckpointError("/secret/z is no checkpoint")
+    if wrapped:
+        error = RayTaskError("load", "traceback", error).as_instanceof_cause()
+    made = gateway(error)
+    made.model_store = Store()
+    asyncio.run(made.reconfigure({"models": {"a": "/secret/z"}}))
+    assert made.model_problem == "the models ['a'] were rejected: the model a is no checkpoint"
 
 
 @pytest.mark.parametrize("user_config", [{"models": {}}, {}, {"models": {"é": "x"}}])
