@@ -105,6 +105,7 @@ def calibrate(
     *,
     method: Literal["temperature", "isotonic"] = "temperature",
     min_precision: float = 0.5,
+    high_confidence: bool = False,
     columns: Mapping[str, str] | None = None,
 ) -> "CalibrationResult":
     """Turns the scores of a ranker into probabilities, and saves it in a new folder.
@@ -115,6 +116,8 @@ def calibrate(
         output: Folder of the calibrated ranker, which must not exist.
         method: One temperature, or an isotonic map.
         min_precision: Minimum share of right answers among those that are given.
+        high_confidence: Whether new questions reach it with a probability of 90 %, for which far
+            fewer get an answer.
         columns: Names of the table's columns.
 
     Returns:
@@ -125,7 +128,8 @@ def calibrate(
     from as2ray.tables.loading import load_table
 
     folder, ranker = check_new_path(output), load(model)
-    result = ranker.calibrate(load_table(table, columns=columns), method, min_precision)
+    rows = load_table(table, columns=columns)
+    result = ranker.calibrate(rows, method, min_precision, high_confidence=high_confidence)
     save(ranker, folder)
     return result
 

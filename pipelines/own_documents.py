@@ -96,6 +96,9 @@ class OwnDocuments:
     """Hyperparameters of the encoder's adaptation to the questions and their answers."""
     min_precision: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Minimum share of right answers among those that are given; it needs a labeled dev table."""
+    high_confidence: bool = False
+    """Whether new questions reach `min_precision` with a probability of 90 %, for which far fewer
+    get an answer; by default the dev table reaches it."""
     off_topic_questions: str | None = None
     """A file of questions on other subjects, one per line, which should get no answer; by default
     100 of general knowledge."""
@@ -194,7 +197,15 @@ def add_ranker(
         ranker = replace(ranker, init_from=ranker, train=train, dev=dev, training=training)
         experiment.add("adapted", ranker)
     off_topic = tuple(read_lines(own.off_topic_questions or OFF_TOPIC_QUESTIONS))
-    scoring = FittedScoring(embedded, dev, "dev" in labeled, ranker, own.min_precision, off_topic)
+    scoring = FittedScoring(
+        embedded,
+        dev,
+        "dev" in labeled,
+        ranker,
+        own.min_precision,
+        off_topic,
+        own.high_confidence,
+    )
     experiment.add("scoring", scoring)
     experiment.add("answering", AnsweringRanker(ranker, scoring))
 

@@ -58,7 +58,7 @@ DEV_NEGATIVES = 19
 MEASURES = ("AP", "RR", "P@1")
 SAMPLES = (
     "What does the pass statement do?",
-    "When are default parameter values evaluated?",
+    "Can a dictionary key be mutable?",
     "How long is a whale?",
 )
 SYSTEMS = {

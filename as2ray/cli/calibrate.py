@@ -32,6 +32,7 @@ def calibrate(  # noqa: PLR0913 - every argument is a flag
     corpus_options: dict[str, Any] = {},  # noqa: B006
     question_filter: QuestionFilter = "raw",
     min_precision: Annotated[float, Field(gt=0, le=1)] = 0.5,
+    high_confidence: bool = False,
     index: str | None = None,
 ) -> None:
     """Turns the scores of a ranker into probabilities, fitted on a development split.
@@ -52,7 +53,9 @@ def calibrate(  # noqa: PLR0913 - every argument is a flag
         corpus_options: Options of the corpus.
         question_filter: Questions to fit on. With `raw`, as in use, some have no answer.
         min_precision: Minimum share of correct answers among those that `as2ray ask` gives. It
-            abstains below the score that reaches this share with a confidence of 90 %.
+            abstains below the lowest score that reaches this share on the table.
+        high_confidence: Whether new questions reach it with a probability of 90 %, for which far
+            fewer get an answer.
         index: Index with embeddings. Also prints which share of the table's questions, and of 100
             of general knowledge, its documents are about.
     """
@@ -67,7 +70,7 @@ def calibrate(  # noqa: PLR0913 - every argument is a flag
     rows = rows.filter(pa.array(evaluated_rows(rows, question_filter)))
     subject = None if index is None else _describe_subject(index, model, rows)
     ranker = load(model)
-    result = ranker.calibrate(rows, method, min_precision)
+    result = ranker.calibrate(rows, method, min_precision, high_confidence=high_confidence)
     save(ranker, folder)
     headings = ("exit", "ECE before", "after", "Brier before", "after", "stored")
     summary = create_console_table(*headings)
@@ -97,8 +100,8 @@ def calibrate(  # noqa: PLR0913 - every argument is a flag
     )
     if ranker.threshold is None:
         console.print(
-            f"no threshold is sure to reach a precision of {min_precision:g}; the highest one that "
-            f"can be reached is {abstention.reachable_precision:.4f}. No threshold is stored."
+            f"no threshold reaches a precision of {min_precision:g}; the highest one that can be "
+            f"reached is {abstention.reachable_precision:.4f}. No threshold is stored."
         )
     else:
         console.print(f"abstains below {ranker.threshold:.4f}")

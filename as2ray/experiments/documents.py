@@ -160,7 +160,7 @@ class FittedScoring(Stage):
     """How the parts of the score of a retrieved candidate are combined."""
 
     RESOURCES = "device"
-    VERSION = 4
+    VERSION = 5
 
     index: Stage
     """Index with embeddings."""
@@ -173,6 +173,7 @@ class FittedScoring(Stage):
     min_precision: float
     off_topic: tuple[str, ...]
     """Questions on other subjects."""
+    high_confidence: bool = False
 
     def run(self, context: StageContext) -> Outputs:
         """Retrieves candidates of each question, ranks them, and fits."""
@@ -200,7 +201,14 @@ class FittedScoring(Stage):
         off_topic = retrieve_parts(index, self.off_topic, stage_zero, ranker)
         others = [parts for parts, texts in off_topic if texts]
         if self.is_labeled:
-            scoring = fit_answer_scoring(labeled, self.min_precision, others, encoder, gap)
+            scoring = fit_answer_scoring(
+                labeled,
+                self.min_precision,
+                others,
+                encoder,
+                gap,
+                high_confidence=self.high_confidence,
+            )
         else:
             found = retrieve_parts(index, questions, stage_zero)
             scoring = fit_min_similarity(

@@ -435,16 +435,20 @@ class Ranker(nn.Module, ABC):
         table: pa.Table,
         method: CalibrationMethod = "temperature",
         min_precision: MinPrecision = 0.5,
+        *,
+        high_confidence: bool = False,
     ) -> CalibrationResult:
         """Fits the calibration of each stage and the threshold for abstaining.
 
         A stage whose expected calibration error grows on questions that are held out keeps its
-        scores. Where no threshold is sure to be precise enough, none is stored.
+        scores. Where no threshold is precise enough, none is stored.
 
         Args:
             table: A development split; questions without an answer count, too.
             method: Kind of calibration.
             min_precision: Minimum share of correct answers among those above the threshold.
+            high_confidence: Whether new questions reach it with a probability of 90 %; see
+                `measure_abstention`.
 
         Raises:
             EvaluationError: All labels are equal.
@@ -467,7 +471,9 @@ class Ranker(nn.Module, ABC):
         order = np.lexsort((-staged_scores.sort_keys, question_index))
         top_rows = order[np.flatnonzero(np.diff(question_index[order], prepend=-1))]
         scores = self._apply_calibration(staged_scores)
-        abstention = measure_abstention(scores[top_rows], labels[top_rows], min_precision)
+        abstention = measure_abstention(
+            scores[top_rows], labels[top_rows], min_precision, high_confidence=high_confidence
+        )
         self.threshold = abstention.threshold
         names = output_names(self.exit_layers, len(before))
         return CalibrationResult(tuple(before), tuple(after), abstention, tuple(names))

@@ -46,6 +46,8 @@ def fit_answer_scoring(
     encoder: str | None = None,
     max_similarity_gap: float | None = None,
     seed: int = 0,
+    *,
+    high_confidence: bool = False,
 ) -> AnswerScoring:
     """Fits the weights, and what else follows from labels.
 
@@ -61,6 +63,7 @@ def fit_answer_scoring(
         max_similarity_gap: What `fit_similarity_gap` found for these questions; the candidates
             below it are left out already.
         seed: Seed of the folds.
+        high_confidence: Whether new questions reach `min_precision` with a probability of 90 %.
     """
     names = [name for name in PARTS if all(name in parts for parts, _ in questions)]
     answered = [(parts, labels) for parts, labels in questions if labels.any()]
@@ -87,7 +90,9 @@ def fit_answer_scoring(
     own_parts = [parts for parts, _ in questions]
     scoring = fit_min_similarity(scoring, own_parts, off_topic, is_written=True)
     scoring = replace(scoring, max_ranked=fit_max_ranked(scoring, answered))
-    model = fit_answer_model(scoring, questions, min_precision, off_topic, seed)
+    model = fit_answer_model(
+        scoring, questions, min_precision, off_topic, seed, high_confidence=high_confidence
+    )
     return replace(scoring, answer_model=model)
 
 
@@ -213,6 +218,8 @@ def fit_answer_model(
     min_precision: float,
     off_topic: Sequence[Parts] = (),
     seed: int = 0,
+    *,
+    high_confidence: bool = False,
 ) -> AnswerModel | None:
     """Fits the probability that the first answer is right, and the threshold.
 
@@ -223,6 +230,7 @@ def fit_answer_model(
             `measure_abstention`.
         off_topic: As in `fit_answer_scoring`.
         seed: Seed of the folds.
+        high_confidence: As in `fit_answer_scoring`.
 
     Returns:
         The model; None if all first answers are right, or none is.
@@ -247,7 +255,9 @@ def fit_answer_model(
         for fold in range(NUM_FOLDS):
             model = _fit_logistic(x[folds != fold], y[folds != fold])
             held_out[folds == fold] += model.probability(x[folds == fold]) / NUM_REPEATS
-    abstention = measure_abstention(held_out, y.astype(int), min_precision)
+    abstention = measure_abstention(
+        held_out, y.astype(int), min_precision, high_confidence=high_confidence
+    )
     measures = {
         "precision": abstention.precision_at(1.0),
         "precision at half coverage": abstention.precision_at(0.5),

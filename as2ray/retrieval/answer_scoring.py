@@ -95,7 +95,7 @@ class AnswerModel:
     measures: dict[str, float] = field(default_factory=dict)
     """On held-out questions, also those on other subjects that are similar enough: the precision at
     half and full coverage, the area under the curve of risk and coverage (`AURC`), the expected
-    calibration error (`ECE`), and the highest precision that a threshold is sure to reach."""
+    calibration error (`ECE`), and the highest precision that a threshold reaches."""
 
     def probability(self, features: np.ndarray) -> np.ndarray:
         """Returns probabilities, shape [questions], of features of shape [questions, features]."""
@@ -174,7 +174,7 @@ class AnswerScoring:
             measures = self.answer_model.measures
             lines += [", ".join(f"{name} {value:.4f}" for name, value in measures.items())]
             if self.answer_model.threshold is None:
-                lines += ["no threshold is sure to reach min_precision, so none was stored"]
+                lines += ["no threshold reaches min_precision, so none was stored"]
         return "\n".join(lines)
 
     def explain_ranker(self) -> str | None:

@@ -8,7 +8,7 @@ from scipy.special import betaincinv
 from as2ray.tables.score_checks import check_probabilities
 
 CONFIDENCE = 0.9
-"""One-sided confidence of the precision of given answers."""
+"""One-sided confidence of the precision of given answers, where it is high."""
 TESTED_SHARES = 2.0 ** (np.arange(-18, 1) / 3)
 """Tested shares of the questions: from a 64th to all, three for each doubling."""
 
@@ -60,7 +60,7 @@ class Abstention:
     """What follows from giving an answer only from a score on."""
 
     threshold: float | None
-    """Score from which on answers are precise enough; None if none is sure to be."""
+    """Score from which on answers are precise enough; None if there is none."""
     reachable_precision: float
     """Highest `min_precision` with a threshold."""
     coverage: np.ndarray
@@ -79,9 +79,9 @@ class Abstention:
 
 
 def measure_abstention(
-    scores: np.ndarray, is_right: np.ndarray, min_precision: float
+    scores: np.ndarray, is_right: np.ndarray, min_precision: float, *, high_confidence: bool = False
 ) -> Abstention:
-    """Finds a low score from which on answers are right often enough.
+    """Finds the lowest score from which on answers are right often enough.
 
     The best score of a question is the maximum of many scores and therefore too high, even if each
     score is calibrated. The precision is counted on questions with and without an answer instead.
@@ -89,12 +89,14 @@ def measure_abstention(
     Args:
         scores: Score of each question's first candidate, from 0 to 1, shape [questions].
         is_right: Whether that candidate is an answer, 0 or 1, shape [questions].
-        min_precision: Minimum share of right answers among those that are given. A threshold
-            reaches it with a confidence of `CONFIDENCE`: of `TESTED_SHARES` more and more are
-            answered while the lower bound of their precision (Clopper and Pearson 1934) is as high.
-            This starts with the lowest share for which right answers alone would do, and once more
-            halfway from there to the last one, each with half of the error rate (fixed-sequence
-            testing, Angelopoulos et al. 2021, "Learn then Test").
+        min_precision: Minimum share of right answers among those that are given. It is reached on
+            these questions, and so on others like them about half of the time.
+        high_confidence: Whether others reach it with a probability of `CONFIDENCE`: of
+            `TESTED_SHARES` more and more are answered while the lower bound of their precision
+            (Clopper and Pearson 1934) is as high. This starts with the lowest share for which right
+            answers alone would do, and once more halfway from there to the last one, each with half
+            of the error rate (fixed-sequence testing, Angelopoulos et al. 2021, "Learn then Test").
+            Far fewer questions get an answer.
 
     Raises:
         EvaluationError: Scores outside 0 to 1, or other labels.
@@ -104,7 +106,21 @@ def measure_abstention(
     # Equal scores are above the threshold together or not at all.
     ends = np.flatnonzero(np.diff(scores[order], append=-1.0))
     num_given, num_right = ends + 1, np.cumsum(is_right[order])[ends]
-    tested = np.unique(np.searchsorted(num_given, np.ceil(len(scores) * TESTED_SHARES)))
+    precision = num_right / num_given
+    if high_confidence:
+        last, reachable = _test_precision(num_given, num_right, min_precision)
+    else:
+        is_precise, reachable = precision >= min_precision, float(precision.max())
+        last = int(np.flatnonzero(is_precise)[-1]) if is_precise.any() else None
+    threshold = None if last is None else float(scores[order][ends[last]])
+    return Abstention(threshold, reachable, num_given / len(scores), 1 - precision)
+
+
+def _test_precision(
+    num_given: np.ndarray, num_right: np.ndarray, min_precision: float
+) -> tuple[int | None, float]:
+    """Returns the index of the last number of answers that pass, and the highest precision."""
+    tested = np.unique(np.searchsorted(num_given, np.ceil(num_given[-1] * TESTED_SHARES)))
     given, right = num_given[tested], num_right[tested]
     lowest, highest = (
         np.where(number > 0, betaincinv(number, given - number + 1, (1 - CONFIDENCE) / 2), 0.0)
@@ -120,7 +136,5 @@ def measure_abstention(
         return max((stop - 1 for start, stop in zip(starts, stops) if stop > start), default=None)
 
     last = find_last(min_precision)
-    threshold = None if last is None else float(scores[order][ends[tested[last]]])
     reachable = max((float(p) for p in lowest if find_last(p) is not None), default=0.0)
-    coverage, risk = num_given / len(scores), 1 - num_right / num_given
-    return Abstention(threshold, reachable, coverage, risk)
+    return (None if last is None else int(tested[last])), reachable

@@ -221,10 +221,20 @@ def test_calibrate_says_which_precision_can_be_reached(checkpoint, prepared, tmp
     out = tmp_path / "calibrated"
     flags = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
     main(["calibrate", *flags, "--min_precision", "1"])
-    assert "no threshold is sure to reach a precision of 1; the highest" in " ".join(
+    assert "no threshold reaches a precision of 1; the highest" in " ".join(
         capsys.readouterr().out.split()
     )
     assert load(out).threshold is None
+
+
+@pytest.mark.parametrize("flags", [(), ("--high_confidence", "true")])
+def test_calibrate_stores_a_threshold_for_the_table_or_for_new_questions(
+    checkpoint, prepared, tmp_path, flags
+):
+    out = tmp_path / "calibrated"
+    arguments = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
+    main(["calibrate", *arguments, "--min_precision", "0.4", *flags])
+    assert (load(out).threshold is None) == bool(flags)  # 12 questions make nothing sure
 
 
 def test_calibrate_says_that_a_fitted_scoring_of_answers_is_left_out(

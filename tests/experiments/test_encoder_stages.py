@@ -21,6 +21,7 @@ from as2ray.errors import (
     SentenceIndexError,
     StaleStageError,
 )
+from as2ray.experiments import documents
 from as2ray.experiments.documents import AnsweringRanker, FittedScoring, labeled_tables
 from as2ray.experiments.encoders import (
     AdaptedEncoder,
@@ -37,6 +38,7 @@ from as2ray.experiments.indexes import INDEX, DocumentIndex
 from as2ray.experiments.rankers import RANKER
 from as2ray.experiments.stage import Stage
 from as2ray.experiments.tables import TABLE
+from as2ray.retrieval.answer_fitting import fit_answer_scoring
 from as2ray.retrieval.answer_scoring import FILE, AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
 from as2ray.retrieval.question_answering import Answer, QuestionAnswer, QuestionAnswerer
@@ -176,6 +178,21 @@ def test_answers_are_scored_as_fitted(scoring, ranker, embedded, complete, check
     (folder / RANKER / FILE).write_text('{"weights": {"ranker": -1}}')
     with pytest.raises(CheckpointError, match="is damaged"):
         AnswerScoring.read(folder / RANKER)
+
+
+@pytest.mark.parametrize("high_confidence", [False, True])
+def test_a_threshold_may_be_one_that_new_questions_reach(
+    scoring, complete, monkeypatch, high_confidence
+):
+    fits = []
+
+    def fit(*args, **options):
+        fits.append(options.get("high_confidence"))
+        return fit_answer_scoring(*args, **options)
+
+    monkeypatch.setattr(documents, "fit_answer_scoring", fit)
+    complete(replace(scoring, high_confidence=high_confidence))
+    assert fits[-1] is high_confidence
 
 
 def test_without_labels_similarity_and_half_of_bm25_order_the_answers(scoring, complete):

@@ -57,7 +57,8 @@ def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tm
     assert (begun.calibration, begun.threshold) == ((), None)
 
 
-def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint):
+@pytest.mark.parametrize("high_confidence", [True, False])
+def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint, high_confidence):
     ranker = load(checkpoint("bert", 2, initializer_range=0.5), max_length=60, device="cpu")
     dev = tiny.candidates(60, seed=4)
     # The first candidates of the half of the questions with the highest scores are answers.
@@ -65,7 +66,7 @@ def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint)
     is_best = best == best.max(1, keepdims=True)
     labels = (is_best & (best.max(1, keepdims=True) > np.median(best.max(1)))).astype(np.int8)
     dev = dev.set_column(4, "label", [labels.ravel()])
-    ranker.calibrate(dev, min_precision=0.6)
+    ranker.calibrate(dev, min_precision=0.6, high_confidence=high_confidence)
     questions = {row["question_id"]: row["question"] for row in dev.to_pylist()}
     given, right = 0, 0
     for id, question in questions.items():
@@ -73,7 +74,8 @@ def test_threshold_gives_right_answers_often_enough_on_its_own_split(checkpoint)
         best = ranker.rank(question, [row["candidate"] for row in rows], 1)[0]
         if best.score >= ranker.threshold:
             given, right = given + 1, right + rows[best.index]["label"]
-    assert (given, right) == (38, 30)  # of 48, 30 are too few
+    # Of 48, 30 may be too few elsewhere.
+    assert (given, right) == ((38, 30) if high_confidence else (50, 30))
 
 
 @pytest.mark.parametrize("kind", ["temperature", "isotonic"])
@@ -91,7 +93,7 @@ def test_calibration_that_makes_held_out_scores_worse_is_not_stored(checkpoint, 
     assert ranker.calibration[0] != UNCHANGED
 
 
-def test_threshold_that_is_not_sure_to_be_precise_enough_is_not_stored(checkpoint):
+def test_threshold_that_is_not_precise_enough_is_not_stored(checkpoint):
     ranker = load(checkpoint("bert", 2, initializer_range=0.5), max_length=60, device="cpu")
     result = ranker.calibrate(tiny.candidates(10, seed=4), min_precision=1.0)
     assert ranker.threshold is None

@@ -121,6 +121,13 @@ def test_questions_of_a_labeled_dev_table_train_nothing(own, tmp_path):
     assert labelled.held_out is dev
 
 
+def test_settings_of_the_threshold_reach_its_stage(own):
+    own = replace(own, min_precision=0.7, high_confidence=True)
+    stages = PIPELINE.build(own, {}).names()
+    [scoring] = [stage for stage, name in stages.items() if name == "scoring"]
+    assert (scoring.min_precision, scoring.high_confidence) == (0.7, True)
+
+
 def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path, run):
     lines = [f"what {kind} has {topic}" for topic in tiny.TOPICS for kind in ("metal", "glass")]
     (tmp_path / "questions.txt").write_text("\n".join(lines) + "\n\n")

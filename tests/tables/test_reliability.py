@@ -44,13 +44,14 @@ def test_abstention_answers_larger_shares_while_each_is_sure_of_the_precision(pa
                 break
             passed.append(score)
     threshold = min(passed, default=None)
-    abstention = measure_abstention(best, right, precision)
+    abstention = measure_abstention(best, right, precision, high_confidence=True)
     assert abstention.threshold == threshold
     if threshold is not None:
         assert abstention.reachable_precision >= precision
     reachable = abstention.reachable_precision
     if reachable:
-        assert measure_abstention(best, right, reachable).threshold is not None
+        again = measure_abstention(best, right, reachable, high_confidence=True)
+        assert again.threshold is not None
 
 
 @pytest.mark.parametrize("precision", [0.5, 0.9])
@@ -59,15 +60,41 @@ def test_threshold_of_answers_that_are_too_often_wrong_is_rare(precision):
     random, num_found = np.random.default_rng(0), 0
     for _ in range(400):
         right = (random.random(200) < precision - 1e-9).astype(int)
-        num_found += measure_abstention(random.random(200), right, precision).threshold is not None
+        abstention = measure_abstention(random.random(200), right, precision, high_confidence=True)
+        num_found += abstention.threshold is not None
     assert 0 < num_found / 400 < 0.1 + 3 * np.sqrt(0.1 * 0.9 / 400)
 
 
 def test_wrong_answers_at_first_do_not_hide_a_threshold_further_on():
     right, scores = np.array([0, 0, *[1] * 58, *[0] * 40]), np.linspace(0.9, 0.1, 100)
-    assert measure_abstention(scores, right, 0.8).threshold == scores[62]  # of 80, 58 are too few
-    assert measure_abstention(scores, 1 - right, 0.8).threshold is None
-    assert measure_abstention(scores, np.ones(100, int), 1.0).threshold is None
+
+    def find_threshold(right, precision):
+        return measure_abstention(scores, right, precision, high_confidence=True).threshold
+
+    assert find_threshold(right, 0.8) == scores[62]  # of 80, 58 are too few
+    assert find_threshold(1 - right, 0.8) is None
+    assert find_threshold(np.ones(100, int), 1.0) is None
+
+
+def test_threshold_is_the_lowest_score_from_which_on_enough_answers_are_right():
+    best = np.array([0.2, 0.9, 0.8, 0.5, 0.5, 0.1])
+    right = np.array([1, 0, 1, 1, 0, 0])
+    assert measure_abstention(best, right, 0.5).threshold == 0.1  # 0, 1, 2 of 4, 3 of 5, 3 of 6
+    assert measure_abstention(best, right, 0.6).threshold == 0.2
+    assert measure_abstention(best, right, 0.61).threshold is None
+    assert measure_abstention(best, right, 0.61).reachable_precision == 0.6
+    assert measure_abstention(best, 1 - right, 0.5).threshold == 0.1
+    assert measure_abstention(best, 1 - right, 0.9).threshold == 0.9
+
+
+def test_new_questions_reach_the_precision_on_average():
+    random, precisions = np.random.default_rng(0), []
+    for _ in range(200):
+        score, new_score = random.random(100), random.random(10_000)
+        right, new_right = random.random(100) < score, random.random(10_000) < new_score
+        threshold = measure_abstention(score, right.astype(int), 0.7).threshold
+        precisions.append(new_right[new_score >= threshold].mean())
+    assert abs(np.mean(precisions) - 0.7) < 0.02
 
 
 def test_risk_is_the_share_of_wrong_answers_among_the_most_probable_ones():
