@@ -213,7 +213,7 @@ class Store(NodeFiles):
                 if (manifest := self.manifest(kind, digest)) is None:
                     raise StaleStageError(f"{self.uri}/{kind}/{digest} was removed")
                 shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
+                folder.mkdir()
                 paths = [folder / name for name in manifest["files"]]
                 self._files.get([self._name(path) for path in paths], [str(path) for path in paths])
                 # Nodes compare their copies.

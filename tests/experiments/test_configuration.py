@@ -85,6 +85,13 @@ def test_flags_of_entries_have_the_types_of_their_fields(config):
     assert run == Run(["a"], Training(epochs=5), "2024", fsdp=True)
 
 
+def test_help_of_one_choice_shows_its_fields(capsys):
+    with pytest.raises(SystemExit) as ended:
+        read_config(Study, ["--title", "T", "--noise.help", "Uniform"])
+    assert ended.value.code == 0
+    assert "--noise.low" in capsys.readouterr().out
+
+
 def test_empty_mapping_as_flag_empties_that_of_the_file(config):
     assert read_config(Study, ["--config", str(config), "--runs", "{}"]).runs == {}
     kept = read_config(Study, ["--config", str(config), "--training", "{}"])

@@ -10,7 +10,7 @@ from sleeping_stages import Cell
 from as2ray.cascade.cost import EncoderShape
 from as2ray.checkpoints.packaged import resolve_model_path
 from as2ray.experiments.bm25 import BM25Grid
-from as2ray.experiments.cascades import SequentialRanker
+from as2ray.experiments.cascades import CascadeExits, RankerCascade, SequentialRanker
 from as2ray.experiments.cost_model import (
     ENCODER_SHAPES,
     MEAN_PAIR_TOKENS,
@@ -38,6 +38,7 @@ from as2ray.losses.distillation import DistillationLoss
 from as2ray.losses.pairwise import MarginRankingLoss
 from as2ray.losses.two_in_one import TwoInOneLoss
 from as2ray.retrieval.pseudo_labels import PseudoLabelConfig
+from as2ray.training.cascade_config import CascadeConfig
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 
@@ -156,6 +157,13 @@ def test_all_members_of_a_ranker_score():
     assert scoring_cost(scores).work_hours == pytest.approx(
         1_126 * (4 + 8) * _layer(TOKENS) / 2e12 / 3_600
     )
+
+
+def test_the_layers_of_a_cascade_of_a_ranker_count_once():
+    (ranker,) = _rankers(only=_run(num_layers=4))
+    exits = CascadeExits(ranker, ranker.train[0], CascadeConfig())
+    cascade = RankerCascade(exits, ranker, ranker.train[0], CascadeConfig())
+    assert ranker_layers(cascade) == ranker_layers(ranker)
 
 
 def test_epoch_of_lists_has_one_list_of_each_question():
