@@ -126,6 +126,8 @@ MODULES = {
     "3_LayerNorm": {"dimension": 8},
     "4_Dense": {"in_features": 8, "out_features": 1, "activation_function": IDENTITY},
 }
+OLD_POOLING = {"pooling_mode": None, "pooling_mode_cls_token": True, "word_embedding_dimension": 8}
+OLD_POOLING["pooling_mode_mean_tokens"] = False
 
 
 @pytest.fixture
@@ -153,7 +155,7 @@ def modules(tmp_path):
     [
         ({}, {"classifier_pooling": "mean", "classifier_activation": "silu"}),
         ({"1_Pooling": {"pooling_mode": "cls"}}, {"classifier_pooling": "cls"}),
-        ({"1_Pooling": {"pooling_mode": None, "pooling_mode_cls_token": True}}, {}),
+        ({"1_Pooling": OLD_POOLING}, {}),
         ({"2_Dense": {"bias": True, "use_residual": False}}, {"classifier_bias": True}),
         ({"2_Dense": {"activation_function": "torch.nn.Tanh"}}, {"classifier_activation": "tanh"}),
     ],

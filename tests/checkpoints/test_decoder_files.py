@@ -49,6 +49,7 @@ def test_rows_are_read_from_the_file_that_has_them(files, tmp_path):
     index = {"weight_map": {"lm_head.weight": "part-2.safetensors"}}
     write(tmp_path, "model.safetensors.index.json", index)
     assert _read_rows(files, "lm_head.weight", [0]).tolist() == [[1, 2, 3]]
+    save_file({"other.weight": weights}, tmp_path / "model.safetensors")  # not in the index
     with pytest.raises(CheckpointError, match=r"has no other\.weight"):
         _read_rows(files, "other.weight", [0])
 

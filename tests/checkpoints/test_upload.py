@@ -109,6 +109,9 @@ def test_pushed_folder_is_uploaded_whole_and_loads_again(hub, checkpoint, tmp_pa
 def test_ranker_in_memory_is_uploaded_and_a_refusal_is_one_error(hub, checkpoint, tmp_path):
     ranker = as2ray.load(checkpoint("bert", 1), dtype="fp32", device="cpu")
     as2ray.push_to_hub(ranker, "owner/ranker", token=TOKEN, endpoint=hub.endpoint)
+    as2ray.push_to_hub(ranker, "owner/mine", private=True, token=TOKEN, endpoint=hub.endpoint)
+    visibility = {created["name"]: created.get("visibility", "public") for created in hub.created}
+    assert visibility == {"ranker": "public", "mine": "private"}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= hub.files.keys()
     with pytest.raises(CheckpointError, match="hf auth login"):
         as2ray.push_to_hub(ranker, "owner/ranker", token="wrong", endpoint=hub.endpoint)

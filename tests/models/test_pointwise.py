@@ -125,7 +125,10 @@ def test_rank_one_text_is_no_list_of_candidates(ranker):
 )
 @pytest.mark.parametrize("budget_ms", [None, 1_000])
 def test_rank_what_is_no_list_of_texts_is_refused(ranker, candidates, budget_ms):
-    with pytest.raises(EvaluationError, match="must be a list of sentences, not"):
+    kind = (
+        "one text" if isinstance(candidates, bytes) else f"of the type {type(candidates).__name__}"
+    )
+    with pytest.raises(EvaluationError, match=f"must be a list of sentences, not {kind}"):
         ranker.rank(QUESTION, candidates, budget_ms=budget_ms)
 
 

@@ -40,6 +40,20 @@ def test_trained_encoder_finds_the_answers(load):
     assert not encoder.training
 
 
+def test_rate_rises_for_the_warmup_steps(load):
+    rates = []
+    config = TrainingConfig(epochs=2, global_batch_size=8, learning_rate=1e-3, warmup_steps=3)
+    train_encoder(
+        load(),
+        QUESTIONS,
+        ANSWERS,
+        config,
+        log_metrics=lambda _, metrics: rates.append(metrics["train/learning_rate"]),
+    )
+    assert rates[:3] == pytest.approx([1e-3 / 3, 2e-3 / 3, 1e-3])
+    assert rates[3] < 1e-3
+
+
 def test_the_same_answer_is_no_negative(load):
     losses = []
     config = TrainingConfig(epochs=1, global_batch_size=2, learning_rate=1e-3, precision="fp32")

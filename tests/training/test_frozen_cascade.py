@@ -140,6 +140,12 @@ def test_joint_training_brings_the_exits_closer_to_the_ranker(monolith):
     assert all(torch.equal(before[name], w) for name, w in monolith.state_dict().items())
 
 
+def test_files_of_joint_training_stay_in_the_folder_that_is_given(monolith, tmp_path):
+    config = replace(CONFIG, joint=True, joint_epochs=1, max_loss=0.6)
+    make_cascade(monolith, TABLE, config=config, scratch=tmp_path / "scratch")
+    assert list((tmp_path / "scratch").rglob("*.safetensors"))
+
+
 @pytest.mark.parametrize(("labels", "label_weight"), [("both", 0.5), ("zero", 0.0)])
 def test_joint_training_learns_labels_where_there_are_any(monolith, labels, label_weight):
     table = TABLE[:70]

@@ -87,7 +87,9 @@ def test_tensorboard_files_hold_the_scalars_of_a_running_run_and_settings_of_a_t
     for step in (1, 2):
         tracker.log(step, {"train/loss": 1.0 / step, "train/loss/exit_4": 3.0})
     events = read_events(tmp_path)
-    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(1, 1.0), (2, 0.5)]
+    scalars = events.Scalars("train/loss")
+    assert [(event.step, event.value) for event in scalars] == [(1, 1.0), (2, 0.5)]
+    assert all(abs(event.wall_time - time.time()) < 600 for event in scalars)
     assert len(events.Scalars("train/loss/exit_4")) == 2
     assert events.PluginTagToContent("hparams")
     tracker.close()
