@@ -263,8 +263,12 @@ def fit_answer_model(
         "precision at half coverage": abstention.precision_at(0.5),
         "AURC": abstention.aurc,
         "ECE": measure_reliability(held_out, y.astype(int), num_bins=10).ece,
-        "reachable precision": abstention.reachable_precision,
     }
+    if abstention.threshold is None:
+        measures["reachable precision"] = abstention.reachable_precision
+    else:
+        is_given = held_out >= abstention.threshold
+        measures |= {"given": is_given.mean(), "precision of given": y[is_given].mean()}
     model = _fit_logistic(x, y)
     return AnswerModel(model.coefficients, model.intercept, abstention.threshold, measures)
 

@@ -95,7 +95,8 @@ class AnswerModel:
     measures: dict[str, float] = field(default_factory=dict)
     """On held-out questions, also those on other subjects that are similar enough: the precision at
     half and full coverage, the area under the curve of risk and coverage (`AURC`), the expected
-    calibration error (`ECE`), and the highest precision that a threshold reaches."""
+    calibration error (`ECE`); the share that gets an answer by the threshold and the precision of
+    these, or without a threshold the highest precision that one reaches."""
 
     def probability(self, features: np.ndarray) -> np.ndarray:
         """Returns probabilities, shape [questions], of features of shape [questions, features]."""
