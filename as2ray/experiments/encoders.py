@@ -29,6 +29,7 @@ from as2ray.retrieval.embeddings import add_heading
 from as2ray.retrieval.index_writer import add_embeddings
 from as2ray.retrieval.question_answering import QuestionAnswer, QuestionAnswerer
 from as2ray.retrieval.sentence_index import RetrievalMethod, SentenceIndex
+from as2ray.tables.atomic import replace_folder
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.reliability import measure_abstention
 from as2ray.tables.schema import question_offsets
@@ -95,7 +96,9 @@ class AdaptedEncoder(EncoderStage):
         untrained, adapted = (_mean_ap(encoder, dev) for encoder in encoders)
         log.debug("sentence encoder: dev MAP %.4f, untrained %.4f", adapted, untrained)
         is_adapted = adapted >= untrained
-        save_sentence_encoder(encoders[is_adapted], context.output / ENCODER)
+        shutil.rmtree(selected := context.scratch / "selected", ignore_errors=True)
+        save_sentence_encoder(encoders[is_adapted], selected)
+        replace_folder(selected, context.output / ENCODER)
         quality = {"untrained": untrained, "adapted": adapted}
         counts = {"is_adapted": is_adapted, "num_pairs": num_pairs}
         return {"dev": quality, **counts, **self._describe_encoder()}
@@ -126,8 +129,10 @@ class EmbeddedIndex(EncoderStage):
 
             map_blocks = partial(map_on_actors, workers=context.workers)
         encoder = _encoder_path(context, self.encoder)
-        source, folder = context.path(self.index) / INDEX, context.output / INDEX
-        manifest = add_embeddings(source, folder, encoder, load_sentence_encoder, map_blocks)
+        source, new = context.path(self.index) / INDEX, context.scratch / INDEX
+        shutil.rmtree(new, ignore_errors=True)
+        manifest = add_embeddings(source, new, encoder, load_sentence_encoder, map_blocks)
+        replace_folder(new, context.output / INDEX)
         outputs = {name: manifest[name] for name in ("documents", "sentences", "fingerprint")}
         return {**outputs, **self._describe_encoder()}
 

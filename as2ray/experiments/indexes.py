@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from as2ray.retrieval.documents import DocumentColumns, list_parts
 from as2ray.retrieval.index_writer import IndexConfig, write_index
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables import raw_files
+from as2ray.tables.atomic import replace_folder
 from as2ray.tables.source_files import describe_files
 
 log = logging.getLogger(__name__)
@@ -183,8 +183,7 @@ def write_stage_index(
     else:
         num_shards = max(1, num_shards)
         manifest = write_index(source, new, config, num_shards=num_shards, **options)
-    shutil.rmtree(context.output / INDEX, ignore_errors=True)
-    new.rename(context.output / INDEX)
+    replace_folder(new, context.output / INDEX)
     outputs = {n: manifest[n] for n in ("documents", "sentences", "skipped", "fingerprint")}
     counts = outputs["sentences"], outputs["documents"], outputs["skipped"] or "nothing"
     log.info("index: %d sentences of %d documents, skipped %s", *counts)

@@ -56,3 +56,9 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path
         raise
     with suppress(OSError):
         shutil.rmtree(old)
+
+
+def replace_folder(new: Path, path: Path) -> None:
+    """Moves a complete folder to a path, in place of what an interrupted attempt has left there."""
+    shutil.rmtree(path, ignore_errors=True)
+    new.rename(path)

@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -126,6 +127,25 @@ def test_settings_of_the_threshold_reach_its_stage(own):
     stages = PIPELINE.build(own, {}).names()
     [scoring] = [stage for stage, name in stages.items() if name == "scoring"]
     assert (scoring.min_precision, scoring.high_confidence) == (0.7, True)
+
+
+def test_run_killed_before_each_manifest_goes_on(own, tmp_path, monkeypatch, run):
+    commit, killed = Store.commit, set()
+
+    def commit_later(store, kind, *args):
+        if kind not in killed:
+            killed.add(kind)
+            raise KeyboardInterrupt
+        commit(store, kind, *args)
+
+    monkeypatch.setattr(Store, "commit", commit_later)
+    for _ in range(100):
+        with suppress(KeyboardInterrupt):
+            run(own)
+            break
+    assert {"AdaptedEncoder", "DocumentIndex", "EmbeddedIndex", "TrainedRanker"} <= killed
+    load(tmp_path / "out" / "answering" / "ranker")
+    assert not list((tmp_path / "store").glob("*/*/.*"))
 
 
 def test_own_questions_annotations_and_a_cascade(own, checkpoint, tmp_path, run):
