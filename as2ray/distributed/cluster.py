@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
@@ -136,6 +138,7 @@ def ray_session() -> Iterator[None]:
     """Connects to the cluster of RAY_ADDRESS, or starts a local one that ends with the context.
 
     A submitted job has RAY_ADDRESS set. A connection that exists already is used and stays open.
+    SIGTERM interrupts the context as Ctrl-C does.
 
     Raises:
         ResourceError: Ray does not start, or there is no cluster at the address.
@@ -143,7 +146,8 @@ def ray_session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    address = os.environ.get("RAY_ADDRESS", "local")
+    address, handler = os.environ.get("RAY_ADDRESS", "local"), signal.getsignal(signal.SIGTERM)
+    is_main = threading.current_thread() is threading.main_thread()
     try:
         ray.init(address=address, logging_level="WARNING")
     except Exception as error:  # Ray raises plain exceptions, too.
@@ -152,9 +156,14 @@ def ray_session() -> Iterator[None]:
             fix = "run again when cores are free; see Ray's logs"
         raise ResourceError(f"no Ray at {address}: {error}", fix) from error
     try:
+        if is_main:
+            # Ray's own handler would kill Ray's processes first, and stages could not end.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
         yield
     finally:
         ray.shutdown()
+        if is_main:
+            signal.signal(signal.SIGTERM, handler)
 
 
 def record_placement_group(folder: str | Path) -> None:

@@ -1,5 +1,8 @@
 """What nodes see of each other's files, and errors that come out of the cluster."""
 
+import signal
+import sys
+
 import pytest
 import ray
 
@@ -40,3 +43,19 @@ def test_cluster_that_cannot_be_reached_is_named(monkeypatch):
         ray_session(),
     ):
         pass
+
+
+def test_sigterm_interrupts_a_session_as_ctrl_c_does(monkeypatch):
+    def init(**_):  # Its handler kills Ray's processes.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    try:
+        with pytest.raises(KeyboardInterrupt), ray_session():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, before)
