@@ -75,14 +75,16 @@ def train_on_ray(
         return train(job, folder, workers.resume_interval_s)
     selected = folder / BEST
     node_files.restore(selected)
-    if selected.exists():
-        return selected / "ranker"
-    check_plan(workers)
     is_mounted = workers.storage_path and node_files.is_local
     storage = Path(workers.storage_path or "").resolve() if is_mounted else folder.parent
+    run_folder = storage / run_name(folder, storage)
+    if selected.exists():
+        if run_folder != folder:  # An attempt that was killed at its end has left its checkpoints.
+            shutil.rmtree(run_folder, ignore_errors=True)
+        return selected / "ranker"
+    check_plan(workers)
     check_shared(list_inputs(job), storage, node_files)
     set_start_timeout(is_elastic=workers.min_workers is not None)
-    run_folder = storage / run_name(folder, storage)
     store = _RayTrainCheckpointStore(
         run_folder,
         workers.resume_interval_s,

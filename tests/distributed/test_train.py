@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import ray.train
@@ -145,6 +146,16 @@ def test_sharded_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
     assert not list((tmp_path / "storage").iterdir())
     assert train_on_ray(job, folder, workers) == selected == folder / "best" / "ranker"
     assert (folder.parent / "starts-0").read_text().count("\n") == 2
+
+
+def test_checkpoints_of_a_run_killed_at_its_end_are_removed(tmp_path):
+    folder, storage = tmp_path / "run", tmp_path / "storage"
+    (folder / "best" / "ranker").mkdir(parents=True)
+    left = storage / run_name(folder, storage)
+    (left / "checkpoint").mkdir(parents=True)
+    workers = WorkersConfig(storage_path=str(storage))
+    assert train_on_ray(Mock(), folder, workers) == folder / "best" / "ranker"
+    assert not list(storage.iterdir())
 
 
 def train_and_count(config):
