@@ -6,6 +6,7 @@ shared by several workers: each encodes a part, and sees the answers of all.
 """
 
 import logging
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def run_encoder_job(job: EncoderJob, folder: Path) -> int:
 
     Args:
         job: What is trained.
-        folder: Folder of the encoder.
+        folder: Folder of the encoder; one that exists is replaced.
 
     Returns:
         The number of pairs. A pair alone has no negative, so it changes nothing.
@@ -51,6 +52,7 @@ def run_encoder_job(job: EncoderJob, folder: Path) -> int:
     if len(questions) > 1:
         train_encoder(encoder, questions, answers, job.training)
     if parallel.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)  # Of workers that were lost after they saved it.
         save_sentence_encoder(encoder, folder)
     return len(questions)
 

@@ -7,7 +7,8 @@ import tiny
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.errors import ConfigError
 from as2ray.training.config import TrainingConfig
-from as2ray.training.encoder_training import train_encoder
+from as2ray.training.encoder_training import run_encoder_job, train_encoder
+from as2ray.training.job import EncoderJob
 
 QUESTIONS = [f"what is {word}?" for word in tiny.WORDS[:16]]
 ANSWERS = [f"{word} {tiny.WORDS[-n - 1]}." for n, word in enumerate(tiny.WORDS[:16])]
@@ -83,3 +84,12 @@ def test_weights_follow_from_the_seed(load):
 def test_one_pair_has_no_negative(load):
     with pytest.raises(ConfigError, match="a batch of 1 pairs"):
         train_encoder(load(), QUESTIONS[:1], ANSWERS[:1], CONFIG)
+
+
+def test_workers_that_start_again_replace_the_encoder_that_lost_ones_saved(
+    sentence_encoder, tmp_path
+):
+    table = tiny.write_corpus(tmp_path / "table", tiny.candidates(1))
+    job = EncoderJob(sentence_encoder, (str(table),), CONFIG)
+    assert [run_encoder_job(job, tmp_path / "encoder") for _ in range(2)] == [1, 1]
+    load_sentence_encoder(tmp_path / "encoder")
