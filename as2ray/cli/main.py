@@ -16,6 +16,7 @@ from pydantic import ValidationError
 import as2ray
 from as2ray.errors import As2rayError, ConfigError, from_validation_error, suggest
 from as2ray.experiments.configuration import HelpFormatter
+from as2ray.interrupts import sigterm_interrupts
 
 COMMANDS: dict[str, tuple[str, str, str]] = {
     "train": ("train", "train_command", "train a ranker on a table of your own"),
@@ -72,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if flags[position] in SWITCHES and flags[position + 1 : position + 2] not in TRUTH_VALUES:
             flags[position] += "=true"
     try:
-        _run(flags)
+        with sigterm_interrupts():
+            _run(flags)
         sys.stdout.flush()
     except BrokenPipeError:  # The reader has what it wanted, as `head` does.
         # Python flushes once more at its exit, and would report the closed pipe then.

@@ -2,8 +2,6 @@
 
 import logging
 import os
-import signal
-import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
@@ -22,6 +20,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from as2ray.console.configuration import worker_variables
 from as2ray.distributed.node_files import NodeFiles
 from as2ray.errors import As2rayError, ResourceError
+from as2ray.interrupts import sigterm_interrupts
 
 WORKER_ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
@@ -146,24 +145,21 @@ def ray_session() -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
-    address, handler = os.environ.get("RAY_ADDRESS", "local"), signal.getsignal(signal.SIGTERM)
-    is_main = threading.current_thread() is threading.main_thread()
-    try:
-        ray.init(address=address, logging_level="WARNING")
-    except Exception as error:  # Ray raises plain exceptions, too.
-        fix = "start the cluster, or leave RAY_ADDRESS out"
-        if address == "local":
-            fix = "run again when cores are free; see Ray's logs"
-        raise ResourceError(f"no Ray at {address}: {error}", fix) from error
-    try:
-        if is_main:
-            # Ray's own handler would kill Ray's processes first, and stages could not end.
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
-        yield
-    finally:
-        ray.shutdown()
-        if is_main:
-            signal.signal(signal.SIGTERM, handler)
+    address = os.environ.get("RAY_ADDRESS", "local")
+    with sigterm_interrupts():
+        try:
+            ray.init(address=address, logging_level="WARNING")
+        except Exception as error:  # Ray raises plain exceptions, too.
+            fix = "start the cluster, or leave RAY_ADDRESS out"
+            if address == "local":
+                fix = "run again when cores are free; see Ray's logs"
+            raise ResourceError(f"no Ray at {address}: {error}", fix) from error
+        try:
+            # Ray has set a handler, which kills Ray's processes first: stages could not end.
+            with sigterm_interrupts():
+                yield
+        finally:
+            ray.shutdown()
 
 
 def record_placement_group(folder: str | Path) -> None:

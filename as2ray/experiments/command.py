@@ -19,6 +19,7 @@ from as2ray.experiments.recipe import read_recipe
 from as2ray.experiments.stage import sorted_stages
 from as2ray.experiments.store import Store
 from as2ray.experiments.tables import PreparedTable
+from as2ray.interrupts import sigterm_interrupts
 from as2ray.training.tracking import (
     RunDescription,
     TrackingConfig,
@@ -148,10 +149,11 @@ def log_reports(tracking: TrackingConfig, title: str, output: Path) -> None:
 def exit_with_error() -> Iterator[None]:
     """Prints an error of the user or of a file inside the block, and exits with status 2.
 
-    After Ctrl-C it exits with status 130.
+    After Ctrl-C or SIGTERM it exits with status 130.
     """
     try:
-        yield
+        with sigterm_interrupts():
+            yield
     except KeyboardInterrupt as interrupt:
         what = str(interrupt) or "interrupted; run the same command again: it resumes"
         sys.stderr.write(f"{what}\n")

@@ -7,7 +7,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import ray.train
@@ -153,8 +152,9 @@ def test_checkpoints_of_a_run_killed_at_its_end_are_removed(tmp_path):
     (folder / "best" / "ranker").mkdir(parents=True)
     left = storage / run_name(folder, storage)
     (left / "checkpoint").mkdir(parents=True)
+    job = TrainingJob(ModelSpec("unused"), ("unused",), {}, TrainingConfig(epochs=1))
     workers = WorkersConfig(storage_path=str(storage))
-    assert train_on_ray(Mock(), folder, workers) == folder / "best" / "ranker"
+    assert train_on_ray(job, folder, workers) == folder / "best" / "ranker"
     assert not list(storage.iterdir())
 
 

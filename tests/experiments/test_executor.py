@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import re
+import signal
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -338,6 +339,16 @@ def test_command_that_is_interrupted_says_in_a_line_that_it_resumes(capsys):
         with pytest.raises(SystemExit, match="130"), exit_with_error():
             raise error
         assert capsys.readouterr().err == message
+
+
+def test_command_that_is_terminated_ends_as_one_that_is_interrupted():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match="130"), exit_with_error():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) == before
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_output_links_its_stages_and_another_recipe_under_it_is_refused(store, tmp_path, log):
