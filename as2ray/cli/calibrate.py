@@ -68,7 +68,7 @@ def calibrate(  # noqa: PLR0913 - every argument is a flag
     folder = check_new_path(output)
     rows = load_table(table, corpus, split, data_dir, corpus_options, columns, min_positive_grade)
     rows = rows.filter(pa.array(evaluated_rows(rows, question_filter)))
-    subject = None if index is None else _describe_subject(index, model, rows)
+    subject = None if index is None else _describe_subject(index, rows)
     ranker = load(model)
     result = ranker.calibrate(rows, method, min_precision, high_confidence=high_confidence)
     save(ranker, folder)
@@ -107,20 +107,20 @@ def calibrate(  # noqa: PLR0913 - every argument is a flag
         console.print(f"abstains below {ranker.threshold:.4f}")
 
 
-def _describe_subject(index_folder: str, model: str, rows: pa.Table) -> str:
-    """Returns which shares of a table's and of other questions an index's documents are about."""
+def _describe_subject(index_folder: str, rows: pa.Table) -> str:
+    """Returns which shares of a table's and of other questions an index's documents are about.
+
+    The bound is that of the index: the output has no `answer_scoring.json`.
+    """
     from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
-    from as2ray.retrieval.answer_scoring import AnswerScoring
     from as2ray.retrieval.sentence_index import MIN_SIMILARITY, SentenceIndex
     from as2ray.retrieval.subject_bound import OFF_TOPIC_TEST_QUESTIONS, share_on_subject
 
     index = SentenceIndex.open(index_folder, load_sentence_encoder)
-    scoring = AnswerScoring.read(model)
-    bound = index.manifest.get(MIN_SIMILARITY) if scoring is None else scoring.min_similarity
+    bound = index.manifest.get(MIN_SIMILARITY)
     if bound is None:
         raise ConfigError(
-            f"neither {model} nor {index_folder} has a similarity below which questions are on "
-            "other subjects",
+            f"{index_folder} has no similarity below which questions are on other subjects",
             fix="index the documents with `as2ray index` and an encoder, or leave out --index",
         )
     questions = list(dict.fromkeys(rows["question"].to_pylist()))

@@ -256,9 +256,11 @@ def test_calibrate_says_which_questions_are_on_the_subject_of_an_index(
     config = IndexConfig(sentence_splitter="lines", encoder=sentence_encoder)
     documents, index = tmp_path / "questions.parquet", tmp_path / "index"
     write_index(documents, index, config, load_encoder=load_sentence_encoder)
-    flags = ["--model", str(checkpoint()), "--table", str(prepared), "--index", str(index)]
+    model = shutil.copytree(checkpoint(), tmp_path / "model")
+    AnswerScoring({"ranker": 1.0}, min_similarity=-1.0).write(model)  # not for the output
+    flags = ["--model", str(model), "--table", str(prepared), "--index", str(index)]
     error_text = refused(capsys, "calibrate", *flags, "--output", str(tmp_path / "calibrated"))
-    assert "has a similarity below which questions are on other subjects" in error_text
+    assert "has no similarity below which questions are on other subjects" in error_text
     assert not (tmp_path / "calibrated").exists()
     manifest = index / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), MIN_SIMILARITY: 0.995}))
