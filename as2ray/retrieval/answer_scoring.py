@@ -171,7 +171,12 @@ class AnswerScoring:
             lines += [f"on dev: {quality}"]
         if (reason := self.explain_ranker()) is not None:
             lines += [reason]
-        if self.answer_model is not None:
+        if self.answer_model is None:
+            lines += [
+                "no threshold was fitted, which needs right and wrong first answers to labeled dev "
+                "questions"
+            ]
+        else:
             measures = self.answer_model.measures
             lines += [", ".join(f"{name} {value:.4f}" for name, value in measures.items())]
             if self.answer_model.threshold is None:
