@@ -14,7 +14,7 @@ import as2ray
 PACKAGE = Path(as2ray.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
-FREE = {"errors", "outputs", "plugins", "progress"}
+FREE = {"errors", "interrupts", "outputs", "plugins", "progress"}
 """Modules that every package may import; they import at most each other."""
 
 CORE = {"tables", "text", "cascade"}
@@ -26,6 +26,7 @@ MODULES_WITH_RAY = {"as2ray.experiments.ray_backend"}
 
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
+    "interrupts": set(),
     "outputs": set(),
     "plugins": set(),
     "progress": set(),
