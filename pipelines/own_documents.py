@@ -189,7 +189,8 @@ def add_ranker(
         TableWithHeadings(dev, index),
         own.encoder_training,
     )
-    embedded = EmbeddedIndex(index, experiment.add("encoder", encoder))
+    encoder = experiment.add("encoder", encoder)
+    embedded = EmbeddedIndex(index, encoder, with_subject_bound=True)
     experiment.add("index", embedded)
     if "train" in labeled:
         training = _with_head_learning_rate(own.fine_tuning, own.model)

@@ -29,6 +29,7 @@ from as2ray.retrieval.embeddings import add_heading
 from as2ray.retrieval.index_writer import add_embeddings
 from as2ray.retrieval.question_answering import QuestionAnswer, QuestionAnswerer
 from as2ray.retrieval.sentence_index import RetrievalMethod, SentenceIndex
+from as2ray.retrieval.subject_bound import store_min_similarity
 from as2ray.tables.atomic import replace_folder
 from as2ray.tables.filters import QuestionFilter
 from as2ray.tables.reliability import measure_abstention
@@ -118,6 +119,8 @@ class EmbeddedIndex(EncoderStage):
     index: Stage
     encoder: Stage | str
     """A stage, or the name of an encoder that is used as it is."""
+    with_subject_bound: bool = False
+    """Whether the index gets the bound of `store_min_similarity`, for answers without a ranker."""
 
     def run(self, context: StageContext) -> Outputs:
         """Encodes the sentences, with actors if there are workers."""
@@ -132,6 +135,8 @@ class EmbeddedIndex(EncoderStage):
         source, new = context.path(self.index) / INDEX, context.scratch / INDEX
         shutil.rmtree(new, ignore_errors=True)
         manifest = add_embeddings(source, new, encoder, load_sentence_encoder, map_blocks)
+        if self.with_subject_bound:
+            store_min_similarity(new, load_sentence_encoder)
         replace_folder(new, context.output / INDEX)
         outputs = {name: manifest[name] for name in ("documents", "sentences", "fingerprint")}
         return {**outputs, **self._describe_encoder()}

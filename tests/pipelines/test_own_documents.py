@@ -23,6 +23,7 @@ from as2ray.experiments.queries import read_queries
 from as2ray.experiments.store import Store
 from as2ray.retrieval.answer_scoring import AnswerScoring
 from as2ray.retrieval.index_writer import IndexConfig
+from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.training.config import TrainingConfig
 from as2ray.training.job import ModelSpec
 from pipelines.own_documents import PIPELINE, OwnDocuments, _read_questions
@@ -92,6 +93,7 @@ def test_documents_become_a_ranker_that_answers_from_their_index(own, tmp_path, 
     scoring = AnswerScoring.read(ranker)
     assert scoring.weights == {"similarity": 1.0, "bm25": 0.5}
     index = str(tmp_path / "out" / "index" / "index")
+    assert SentenceIndex.open(index).manifest["min_similarity"] is not None
     main(
         [
             "ask",
