@@ -4,8 +4,7 @@
     as2ray ask "..." --index DIR/index/index --model DIR/answering/ranker
 
 No labels are needed. The questions are a user's (`--questions`, one per line), or are made from the
-documents. Labeled questions (`--labeled_tables`, prepared tables) are trained on last: a few
-hundred help.
+documents. Labeled questions (`--labeled_tables`) are trained on last: a few hundred help.
 """
 
 import logging
@@ -69,7 +68,7 @@ class OwnDocuments:
     max_questions: PositiveInt | None = 20_000
     """Maximum number of questions, sampled if there are more; `null` keeps all."""
     labeled_tables: dict[Literal["train", "dev"], str] = field(default_factory=dict)
-    """Folders of labeled candidates tables: `train`, `dev`, or both."""
+    """Labeled candidates tables, files or folders (see `load_table`): `train`, `dev`, or both."""
     model: ModelSpec = field(default_factory=lambda: ModelSpec(packaged.MINILM_NAME))
     """Pretrained model to start from; with `exit_layers` it becomes a cascade."""
     index: IndexConfig = field(default_factory=IndexConfig)

@@ -32,12 +32,16 @@ from as2ray.retrieval.query_generator import QuestionGenerator
 from as2ray.retrieval.question_answering import find_candidates
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.fingerprint import fingerprint
-from as2ray.tables.schema import count_table, validate_table
+from as2ray.tables.loading import load_table
+from as2ray.tables.schema import count_table
 
 log = logging.getLogger(__name__)
 
 MAX_UNLABELED = 200
 """Questions without labels from which the similarity of answerable questions is measured."""
+
+FEW_LABELED = 30
+"""A warning says that fewer labeled dev questions are few."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,23 +129,25 @@ class LabeledTable(Stage):
     """A user's candidates table."""
 
     source: str = field(metadata=NOT_IDENTITY)
-    """Absolute path of its folder."""
+    """Absolute path of a file or folder; see `load_table`."""
     content_hash: str
 
     def run(self, context: StageContext) -> Outputs:
         """Copies it."""
-        rows = validate_table(read_table(Path(self.source)), self.source)
-        return write_table(rows, context.output)
+        return write_table(load_table(self.source), context.output)
 
 
 def labeled_tables(sources: Mapping[Any, str]) -> dict[str, Stage]:
     """Returns the stages of a user's candidates tables, by name.
 
+    Args:
+        sources: Files or folders; see `load_table`.
+
     Raises:
-        CorpusError: A folder has no candidates table, or its table has one label only.
+        CorpusError: A source has no candidates table, or its table has one label only.
         LeakError: Two tables share questions.
     """
-    tables = {name: validate_table(read_table(Path(s)), s) for name, s in sources.items()}
+    tables = {name: load_table(source) for name, source in sources.items()}
     for name, rows in tables.items():
         if not 0 < count_table(rows).num_positives < rows.num_rows:
             raise CorpusError(
@@ -195,6 +201,12 @@ class FittedScoring(Stage):
                 ranker = load(context.path(self.ranker) / RANKER)
             found = retrieve_parts(index, questions, stage_zero, ranker)
             labeled = label_parts(questions, found, positives)
+            if len(labeled) < FEW_LABELED:
+                log.warning(
+                    "%d labeled dev questions are few to fit weights and a threshold to; give some "
+                    "hundred",
+                    len(labeled),
+                )
             scoring = fit_answer_scoring(labeled, self.min_precision, (), encoder, gap)
         # A ranker that is not asked need not rank what is found for questions on other subjects.
         ranker = ranker if scoring.uses_ranker else None

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
+from pyarrow import csv
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.loading import load
@@ -86,6 +87,17 @@ def table(tmp_path):
     return labeled_tables({"dev": str(folder)})["dev"]
 
 
+def test_labeled_table_may_be_a_file_as_annotate_writes_it(table, complete, tmp_path):
+    names = ["question", "candidate", "label"]
+    rows = pq.read_table(complete(table)[1] / "part-00000.parquet").select(names)
+    csv.write_csv(rows, tmp_path / "dev.csv")
+    _, folder = complete(labeled_tables({"dev": str(tmp_path / "dev.csv")})["dev"])
+    assert pq.read_table(folder / "part-00000.parquet").select(names).equals(rows)
+    (tmp_path / "dev.csv").write_text("question,candidate,label\nwho?,It.,\n")
+    with pytest.raises(CorpusError, match=r"dev\.csv"):
+        labeled_tables({"dev": str(tmp_path / "dev.csv")})
+
+
 @pytest.fixture
 def ranker(checkpoint):
     return UntrainedRanker(checkpoint("bert", None))
@@ -156,8 +168,9 @@ def scoring(embedded, table, ranker):
     return FittedScoring(embedded, table, True, ranker, 0.5, OFF_TOPIC)
 
 
-def test_answers_are_scored_as_fitted(scoring, ranker, embedded, complete, checkpoint):
+def test_answers_are_scored_as_fitted(scoring, ranker, embedded, complete, caplog):
     _, folder = complete(AnsweringRanker(ranker, scoring))
+    assert "16 labeled dev questions are few" in caplog.text
     fitted = AnswerScoring.read(folder / RANKER)
     assert fitted.weights
     assert {"similarity", "bm25", "ranker", "answered"} <= fitted.dev_quality.keys()
