@@ -117,14 +117,21 @@ def map_on_actors(
         max_restarts=-1,
         max_task_retries=-1,
     )
-    pool = ActorPool([actor.remote(create) for _ in range(num_actors)])
-    with unwrap_ray_errors():
-        for argument in arguments:
-            if not pool.has_free():
+    actors = [actor.remote(create) for _ in range(num_actors)]
+    pool = ActorPool(actors)
+    try:
+        with unwrap_ray_errors():
+            for argument in arguments:
+                if not pool.has_free():
+                    yield pool.get_next()
+                pool.submit(lambda caller, value: caller.call.remote(value), argument)
+            while pool.has_next():
                 yield pool.get_next()
-            pool.submit(lambda caller, value: caller.call.remote(value), argument)
-        while pool.has_next():
-            yield pool.get_next()
+    finally:
+        # An error's traceback refers to them, so they would keep their CPUs, for which the next
+        # stage may wait, until Python collects garbage.
+        for each in actors if ray.is_initialized() else ():
+            ray.kill(each)
 
 
 class _Caller:

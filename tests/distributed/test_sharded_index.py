@@ -2,6 +2,7 @@ import os
 import time
 
 import pytest
+import ray
 
 from as2ray.checkpoints.sentence_encoder import load_sentence_encoder
 from as2ray.distributed.index import build_sharded, map_on_actors
@@ -72,5 +73,9 @@ def test_actors_give_results_in_order_survive_a_crash_and_stop_with_their_caller
     time.sleep(1)
     assert len(read) <= 25
     assert len(list(tmp_path.iterdir())) <= 26
-    with pytest.raises(CheckpointError, match="no model here"):
+    with pytest.raises(CheckpointError, match="no model here") as error:
         list(map_on_actors(refuse, [1, 2], workers))
+    until = time.monotonic() + 60
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"]:
+        assert time.monotonic() < until, f"actors hold CPUs after {error}"
+        time.sleep(0.1)
