@@ -8,7 +8,12 @@ import pyarrow as pa
 import pytest
 
 from as2ray.corpora import python_reference as reference
-from as2ray.corpora.python_reference import CORPUS, AnnotatedQuestion, Document
+from as2ray.corpora.python_reference import (
+    CORPUS,
+    AnnotatedQuestion,
+    Document,
+    _extract_sentences,
+)
 from as2ray.errors import CorpusError
 from as2ray.experiments.recipe import TableSpec
 from as2ray.experiments.tables import PreparedTable
@@ -275,3 +280,8 @@ def test_python_without_its_reference_says_what_to_install(monkeypatch):
     monkeypatch.undo()
     reference._load_interpreter_documents.cache_clear()
     assert reference.load_documents()
+
+
+def test_a_sentence_has_five_words_or_more():
+    text = "It has but four. It has five words here. No end mark stands here"
+    assert _extract_sentences(text) == ["It has five words here."]

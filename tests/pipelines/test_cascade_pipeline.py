@@ -4,9 +4,13 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import optuna
 import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
 
 from as2ray.checkpoints.loading import load
+from as2ray.distributed.tune_run import JOURNAL
 from as2ray.distributed.workers_config import WorkersConfig
 from as2ray.errors import ConfigError
 from as2ray.experiments.cascades import DropSearchConfig
@@ -39,6 +43,15 @@ def recipe(common, learn):
         search=DropSearchConfig(num_trials=4),
         seeds=[0],
     )
+
+
+def assert_searched(folder: Path, num_trials: int) -> None:
+    """A search of drop ratios has left its study, and its points as a plot and a table."""
+    storage = JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
+    [study] = optuna.get_all_study_summaries(storage)
+    assert study.n_trials == num_trials
+    assert (folder / "pareto.png").stat().st_size > 0
+    assert "chosen" in (folder / "pareto.md").read_text()
 
 
 @pytest.mark.slow
@@ -99,8 +112,7 @@ def test_pipeline_run_twice_reports_every_ranker_and_makes_each_stage_once(
     ranker = load(out / "searched" / "cascade-seed0" / "ranker")
     assert list(ranker.exit_layers) == chosen["exit_layers"]
     assert ranker.drop_ratios == pytest.approx(chosen["drop_ratios"])
-    assert (out / "searched" / "cascade-seed0" / "pareto.png").stat().st_size > 0
-    assert "chosen" in (out / "searched" / "cascade-seed0" / "pareto.md").read_text()
+    assert_searched(out / "searched" / "cascade-seed0", num_trials=4)
     assert not list((tmp_path / "store").rglob("scratch"))
 
 
