@@ -154,12 +154,12 @@ def ray_session() -> Iterator[None]:
             if address == "local":
                 fix = "run again when cores are free; see Ray's logs"
             raise ResourceError(f"no Ray at {address}: {error}", fix) from error
-        try:
-            # Ray has set a handler, which kills Ray's processes first: stages could not end.
-            with sigterm_interrupts():
+        # Ray has set a handler, which kills Ray's processes first: stages could not end.
+        with sigterm_interrupts():
+            try:
                 yield
-        finally:
-            ray.shutdown()
+            finally:
+                ray.shutdown()
 
 
 def record_placement_group(folder: str | Path) -> None:

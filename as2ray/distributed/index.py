@@ -130,8 +130,9 @@ def map_on_actors(
     finally:
         # An error's traceback refers to them, so they would keep their CPUs, for which the next
         # stage may wait, until Python collects garbage.
-        for each in actors if ray.is_initialized() else ():
-            ray.kill(each)
+        if ray.is_initialized():  # otherwise they are gone, and `ray.kill` would start another Ray
+            for each in actors:
+                ray.kill(each)
 
 
 class _Caller:

@@ -203,8 +203,7 @@ class FittedScoring(Stage):
             labeled = label_parts(questions, found, positives)
             if len(labeled) < FEW_LABELED:
                 log.warning(
-                    "%d labeled dev questions are few to fit weights and a threshold to; give some "
-                    "hundred",
+                    "%d labeled dev questions are few: the weights and the threshold are rough",
                     len(labeled),
                 )
             scoring = fit_answer_scoring(labeled, self.min_precision, (), encoder, gap)

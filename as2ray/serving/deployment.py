@@ -433,7 +433,8 @@ class Gateway:
         except Exception as error:
             if not self.models:  # otherwise it would replace a gateway whose models rank
                 raise
-            _, problem = self.model_store.replace_rejected(models)  # None where it fails first here
+            # None if no replica has stored it yet.
+            _, problem = self.model_store.replace_rejected(models)
             self.model_problem = problem or _describe_rejection(models, error)
             logger.error("%s; the models before them rank", self.model_problem)
             return

@@ -126,8 +126,12 @@ MODULES = {
     "3_LayerNorm": {"dimension": 8},
     "4_Dense": {"in_features": 8, "out_features": 1, "activation_function": IDENTITY},
 }
-OLD_POOLING = {"pooling_mode": None, "pooling_mode_cls_token": True, "word_embedding_dimension": 8}
-OLD_POOLING["pooling_mode_mean_tokens"] = False
+OLD_POOLING = {
+    "pooling_mode": None,
+    "pooling_mode_cls_token": True,
+    "pooling_mode_mean_tokens": False,
+    "word_embedding_dimension": 8,
+}
 
 
 @pytest.fixture

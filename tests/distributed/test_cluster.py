@@ -1,6 +1,6 @@
 """What nodes see of each other's files, and errors that come out of the cluster."""
 
-import signal
+import subprocess
 import sys
 
 import pytest
@@ -45,17 +45,34 @@ def test_cluster_that_cannot_be_reached_is_named(monkeypatch):
         pass
 
 
-def test_sigterm_interrupts_a_session_as_ctrl_c_does(monkeypatch):
-    def init(**_):  # Its handler kills Ray's processes.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+PROGRAM = """
+import signal, time, ray
+from as2ray.distributed.cluster import ray_session
+from as2ray.experiments.command import exit_with_error
 
-    before = signal.getsignal(signal.SIGTERM)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray, "init", init)
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
+shut_down = ray.shutdown
+
+def report_handler():
+    print("ignored" if signal.getsignal(signal.SIGTERM) is signal.SIG_IGN else "heard")
+    shut_down()
+
+ray.shutdown = report_handler
+with exit_with_error(), ray_session():
     try:
-        with pytest.raises(KeyboardInterrupt), ray_session():
-            signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) == before
+        print("ready", flush=True)
+        time.sleep(600)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+"""
+
+
+@pytest.mark.slow
+def test_sigterm_interrupts_a_session_and_stays_ignored_while_ray_ends_if_the_body_ignores_it():
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", PROGRAM], **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        shown, error = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert "interrupted; run the same command again" in error
+    assert "ignored" in shown.splitlines()

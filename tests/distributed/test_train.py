@@ -150,8 +150,8 @@ def test_sharded_run_killed_while_it_uploads_a_state_ends_as_if_it_had_lived(
 def test_checkpoints_of_a_run_killed_at_its_end_are_removed(tmp_path):
     folder, storage = tmp_path / "run", tmp_path / "storage"
     (folder / "best" / "ranker").mkdir(parents=True)
-    left = storage / run_name(folder, storage)
-    (left / "checkpoint").mkdir(parents=True)
+    run_folder = storage / run_name(folder, storage)
+    (run_folder / "checkpoint").mkdir(parents=True)
     job = TrainingJob(ModelSpec("unused"), ("unused",), {}, TrainingConfig(epochs=1))
     workers = WorkersConfig(storage_path=str(storage))
     assert train_on_ray(job, folder, workers) == folder / "best" / "ranker"

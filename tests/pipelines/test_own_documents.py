@@ -125,8 +125,8 @@ def test_questions_of_a_labeled_dev_table_train_nothing(own, tmp_path):
 
 
 def test_settings_of_the_threshold_reach_its_stage(own):
-    own = replace(own, min_precision=0.7, high_confidence=True)
-    stages = PIPELINE.build(own, {}).names()
+    settings = replace(own, min_precision=0.7, high_confidence=True)
+    stages = PIPELINE.build(settings, {}).names()
     [scoring] = [stage for stage, name in stages.items() if name == "scoring"]
     assert (scoring.min_precision, scoring.high_confidence) == (0.7, True)
 

@@ -531,10 +531,10 @@ def test_a_gateway_names_models_whose_rejection_no_replica_has_stored(gateway, w
     error = CheckpointError("/secret/z is no checkpoint")
     if wrapped:
         error = RayTaskError("load", "traceback", error).as_instanceof_cause()
-    made = gateway(error)
-    made.model_store = Store()
-    asyncio.run(made.reconfigure({"models": {"a": "/secret/z"}}))
-    assert made.model_problem == "the models ['a'] were rejected: the model a is no checkpoint"
+    refused = gateway(error)
+    refused.model_store = Store()
+    asyncio.run(refused.reconfigure({"models": {"a": "/secret/z"}}))
+    assert refused.model_problem == "the models ['a'] were rejected: the model a is no checkpoint"
 
 
 @pytest.mark.parametrize("user_config", [{"models": {}}, {}, {"models": {"é": "x"}}])
