@@ -196,12 +196,14 @@ class IndexScores(StoredScores):
         index = SentenceIndex.open(context.path(self.index) / INDEX, load_sentence_encoder)
         sentences = _find_sentences(index, rows["candidate"].to_pylist())
         scores, starts = np.empty(len(rows)), question_offsets(rows["question_id"])
-        for start, end in pairwise([*starts, len(rows)]):
-            question, candidates = rows["question"][start].as_py(), sentences[start:end]
-            if self.part == "bm25":
-                scores[start:end] = index.score_sentences(question)[candidates]
+        questions = rows["question"].take(pa.array(starts)).to_pylist()
+        is_bm25 = self.part == "bm25"
+        queries = questions if is_bm25 else index.embeddings.encode_queries(questions)
+        for query, (start, end) in zip(queries, pairwise([*starts, len(rows)])):
+            candidates = sentences[start:end]
+            if is_bm25:
+                scores[start:end] = index.score_sentences(query)[candidates]
             else:
-                query = index.embeddings.encode_query(question)
                 scores[start:end] = index.embeddings.similarities(query, candidates)
         pq.write_table(pa.table({"score": scores}), context.output / TABLE)
 

@@ -416,13 +416,24 @@ class Embeddings:
         Raises:
             SentenceIndexError: It is not finite; see also `encoder`.
         """
-        query: npt.NDArray[np.float32] = self.encoder.encode_queries([question])[0]
-        if not np.isfinite(query).all():
-            raise SentenceIndexError(
-                f"{self.encoder.name} gives an embedding that is not finite for {question!r:.100}",
-                fix="load the encoder in fp32, or choose another",
-            )
+        query: npt.NDArray[np.float32] = self.encode_queries([question])[0]
         return query
+
+    def encode_queries(self, questions: Sequence[str]) -> npt.NDArray[np.float32]:
+        """Returns the embeddings of questions together, shape [questions, dimension].
+
+        Raises:
+            SentenceIndexError: One is not finite; see also `encoder`.
+        """
+        queries: npt.NDArray[np.float32] = self.encoder.encode_queries(questions)
+        for question, query in zip(questions, queries):
+            if not np.isfinite(query).all():
+                problem = f"{self.encoder.name} gives an embedding that is not finite for "
+                raise SentenceIndexError(
+                    f"{problem}{question!r:.100}",
+                    fix="load the encoder in fp32, or choose another",
+                )
+        return queries
 
     def search(
         self, query: npt.NDArray[np.float32], k: int, exact: bool = False
@@ -460,10 +471,10 @@ class Embeddings:
             result[is_here] = self.shards[number].rows(rows) @ query
         return result
 
-    def nearest_similarity(self, question: str) -> float:
-        """Returns the similarity of the nearest sentence to a question."""
-        query = self.encode_query(question)
-        return float(self.similarities(query, self.search(query, 1))[0])
+    def nearest_similarities(self, questions: Sequence[str]) -> list[float]:
+        """Returns the similarity of the nearest sentence to each question."""
+        queries = self.encode_queries(questions)
+        return [float(self.similarities(query, self.search(query, 1))[0]) for query in queries]
 
     @cached_property
     def _approximate(self) -> Any:

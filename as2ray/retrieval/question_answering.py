@@ -366,7 +366,8 @@ def _first_with_each_text(
     for row in rows:
         if len(first) == top_k:
             break
-        first.setdefault(index.sentence(found.candidates[row].index).text, row)
+        (text,) = index.texts([found.candidates[row].index])
+        first.setdefault(text, row)
     return list(first.values())
 
 

@@ -4,7 +4,7 @@ Texts and scores are memory-mapped, so nothing is read before it is needed.
 """
 
 import json
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -90,7 +90,7 @@ class IndexShard:
         paragraph = self.sentences["paragraph"][index].as_py()
         document = self.paragraphs["document"][paragraph].as_py()
         return IndexedSentence(
-            self.sentences["text"][index].as_py(),
+            self.texts[index].as_py(),
             self.paragraphs["heading"][paragraph].as_py(),
             self.documents["id"][document].as_py(),
             self.documents["title"][document].as_py(),
@@ -98,10 +98,17 @@ class IndexShard:
 
     def neighbors(self, index: int, num_neighbors: int) -> range:
         """Returns the sentence and up to `num_neighbors` on either side in its paragraph."""
-        paragraph = self.paragraph_index[index]
-        first = int(np.searchsorted(self.paragraph_index, paragraph))
-        end = int(np.searchsorted(self.paragraph_index, paragraph, side="right"))
-        return range(max(first, index - num_neighbors), min(end, index + num_neighbors + 1))
+        paragraphs, paragraph = self.paragraph_index, self.paragraph_index[index]
+        # Only sentences this near are compared: searching the whole shard takes longer.
+        lowest, highest = max(0, index - num_neighbors), index + num_neighbors + 1
+        first = bisect_left(paragraphs, paragraph, lowest, index)
+        end = bisect_right(paragraphs, paragraph, index, min(highest, len(paragraphs)))
+        return range(first, end)
+
+    @cached_property
+    def texts(self) -> pa.ChunkedArray:
+        """Texts of the sentences."""
+        return self.sentences["text"]
 
     @cached_property
     def paragraph_index(self) -> np.ndarray:
@@ -258,7 +265,7 @@ class SentenceIndex:
             ConfigError: The index has no such sentence.
         """
         positions = map(self._locate, indices)
-        return [shard.sentences["text"][position].as_py() for shard, position in positions]
+        return [shard.texts[position].as_py() for shard, position in positions]
 
     def neighbors(self, index: int, num_neighbors: int) -> range:
         """Returns the sentence and up to `num_neighbors` on either side in its paragraph.

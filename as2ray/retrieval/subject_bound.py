@@ -29,8 +29,8 @@ def share_on_subject(
     index: SentenceIndex, questions: Sequence[str], min_similarity: float
 ) -> float:
     """Returns the share of questions to which a sentence of an index is similar enough."""
-    is_close = [index.embeddings.nearest_similarity(q) >= min_similarity for q in questions]
-    return float(np.mean(is_close))
+    nearest = np.array(index.embeddings.nearest_similarities(questions))
+    return float(np.mean(nearest >= min_similarity))
 
 
 def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def store_min_similarity(folder: str | Path, load_encoder: LoadEncoder) -> dict[
     own_questions = [query.text for query in generate_queries(index, max_questions=NUM_QUESTIONS)]
     other_questions = OFF_TOPIC_QUESTIONS.read_text(encoding="utf-8").splitlines()
     own_parts, other_parts = (
-        [{"similarity": np.array([index.embeddings.nearest_similarity(q)])} for q in questions]
+        [{"similarity": np.array([s])} for s in index.embeddings.nearest_similarities(questions)]
         for questions in (own_questions, other_questions)
     )
     bound = fit_min_similarity(AnswerScoring({}), own_parts, other_parts).min_similarity

@@ -24,7 +24,7 @@ def folder(documents, sentence_encoder, tmp_path):
 
 
 def nearest(index: SentenceIndex, questions: list[str]) -> list[float]:
-    return [index.embeddings.nearest_similarity(question) for question in questions]
+    return index.embeddings.nearest_similarities(questions)
 
 
 def test_share_on_subject_is_that_of_questions_that_a_sentence_is_similar_to(folder):
