@@ -53,7 +53,6 @@ def recipe(checkpoint, data_root):
         },
         baseline="fine-tune",
         seeds=[0, 1],
-        plot_learning_curves=True,
         tracking=TrackingConfig(tensorboard=False),
     )
 
@@ -70,6 +69,7 @@ def test_pipeline_run_twice_reports_every_step_and_makes_each_stage_once(
     }
     reproduces = {"fine-tune": "paper", "noise": "paper, noise"}
     recipe = replace(recipe, published_results={"test": printed}, reproduces={"test": reproduces})
+    recipe = replace(recipe, plot_learning_curves=True)
     PIPELINE.run(recipe, tmp_path / "out", HERE)
     assert tracked[-1] == (recipe.tracking, recipe.title, tmp_path / "out")
     made = {p: p.stat().st_mtime_ns for p in (tmp_path / "store").rglob("manifest.json")}

@@ -168,7 +168,9 @@ def together(root, models) -> dict[str, list[dict[str, Any]]]:
             loop = create_trainer(*where, **how)
             with pytest.raises(StopTrainingError):
                 loop.fit()
-    mp.spawn(work, (models, root), nprocs=RANKS)
+    # Both are forked from a process that has imported all of this, which takes most of their time.
+    mp.get_context("forkserver").set_forkserver_preload([__name__])
+    mp.start_processes(work, (models, root), nprocs=RANKS, start_method="forkserver")
     return {
         name: [torch.load(root / f"{name}-{r}.pt", weights_only=False) for r in range(RANKS)]
         for name in CASES
