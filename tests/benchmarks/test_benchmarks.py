@@ -55,7 +55,7 @@ def together(folder: Path, runs: Sequence[tuple[str, Sequence[str]]]) -> list[st
 
 @pytest.fixture(scope="module")
 def runs(
-    cascade, encoder, sentence_encoder, tmp_path_factory
+    cascade, encoder, sentence_encoder, tmp_path_factory, forked_workers_elsewhere
 ) -> tuple[Callable[[str], dict], dict[str, str]]:
     """What the small run of a ranker's benchmark wrote, and how each ends that finds nothing."""
     folder = tmp_path_factory.mktemp("runs")
