@@ -169,6 +169,8 @@ class Trainer:
             tracker.flush()
         if selected != best:
             os.rename(selected, best)
+        for path in self.checkpoint_store.folder.glob(f"{BEST}-*"):  # of states before the end
+            shutil.rmtree(path)
 
     def _close_trackers(self, state: RunState) -> None:
         # Before its node is lost a run stops without an error.

@@ -99,7 +99,8 @@ def test_training_any_family_lowers_the_loss(checkpoint, small, tmp_path, family
     assert np.mean(losses[5:]) < np.mean(losses[:5]) - 0.02  # dropout alone changes it by 0.001
 
 
-def test_accumulation_in_small_batches_gives_the_same_weights(checkpoint, corpus, tmp_path):
+def test_accumulation_in_small_batches_gives_the_same_weights(checkpoint, small, tmp_path):
+    corpus = small(130)
     model, weights = checkpoint("bert", 2, **NO_DROPOUT), []
     for max_tokens in (8192, 60):
         folder = tmp_path / str(max_tokens)
@@ -218,7 +219,8 @@ def test_weights_written_after_a_resume_state_are_valid_only_if_the_repeated_ste
 ):
     model = checkpoint("bert", None, **LEARNING)
     # Validations every 4 steps, resume states every 7 steps; the run is killed after step 12.
-    how = {"epochs": 2, "eval_steps": 4, "save_every_steps": 7, "learning_rate": 5e-3}
+    how = {"epochs": 2, "max_steps": 15, "eval_steps": 4, "learning_rate": 5e-3}
+    how["save_every_steps"] = 7
     create_trainer(model, corpus, tmp_path / "whole", **how).fit()
     with pytest.raises(StopTrainingError):
         create_trainer(model, corpus, tmp_path / "cut", stop_before=(0, 13), **how).fit()
@@ -247,7 +249,8 @@ def test_weights_of_the_state_before_are_kept_while_a_state_may_still_be_lost(
             self.pending = checkpoint
 
     model = checkpoint("bert", None, **LEARNING)
-    how = {"epochs": 2, "eval_steps": 2, "learning_rate": 5e-3, "save_every_steps": 3}
+    how = {"epochs": 2, "max_steps": 15, "eval_steps": 2, "learning_rate": 5e-3}
+    how["save_every_steps"] = 3
     create_trainer(model, corpus, tmp_path / "whole", **how).fit()
     loop = create_trainer(model, corpus, tmp_path / "cut", stop_before=(0, 13), **how)
     loop.checkpoint_store = LosingStore(tmp_path / "cut", 1e-9, 3)
@@ -483,16 +486,16 @@ def test_step_of_a_low_exit_leaves_the_layers_above_as_they_were(checkpoint, sma
     assert not any(part in n for n in changed for part in ("layer.1.", "layer.2.", "heads.1."))
 
 
-def test_interrupted_cascade_run_goes_on_as_if_it_had_not_been(checkpoint, corpus, tmp_path):
+def test_interrupted_cascade_run_goes_on_as_if_it_had_not_been(checkpoint, pairs, tmp_path):
     model = checkpoint("bert", None)
-    how = {"exit_layers": (1, 2, 3), "loss": get_loss("uniform_exit"), "global_batch_size": 50}
+    how = {"exit_layers": (1, 2, 3), "loss": get_loss("uniform_exit"), "global_batch_size": 16}
     how |= {"epochs": 2, "eval_steps": 1, "save_every_steps": 1}
-    whole = create_trainer(model, corpus, tmp_path / "whole", **how)
+    whole = create_trainer(model, pairs, tmp_path / "whole", **how)
     whole.fit()
     for stop_before in [(0, 1), (0, 3), (1, 2)]:  # before some exit has learnt at all, too
         with pytest.raises(StopTrainingError):
-            create_trainer(model, corpus, tmp_path / "cut", stop_before=stop_before, **how).fit()
-    again = create_trainer(model, corpus, tmp_path / "cut", **how)
+            create_trainer(model, pairs, tmp_path / "cut", stop_before=stop_before, **how).fit()
+    again = create_trainer(model, pairs, tmp_path / "cut", **how)
     again.fit()
     assert equal(weights_of(again), weights_of(whole))
 
