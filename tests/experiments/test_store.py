@@ -282,20 +282,20 @@ def _manifest_bytes(store):
     return (store.work_folder("Kind", DIGEST) / MANIFEST).read_bytes()
 
 
-def _run_in_process(uri, cache, queue):
-    os.environ["RUN_S"] = "0.5"
+def _run_in_process(uri, cache, queue, environment):
+    os.environ.update(environment, RUN_S="0.5")
     stage = WriteText("a")
     queue.put(execute(stage, {}, Store(uri, cache), WORKERS).outputs)
 
 
 @pytest.mark.slow
 def test_stage_that_three_processes_want_runs_once(uri, tmp_path, runs):
-    context = multiprocessing.get_context("spawn")
+    # Three forks of a process that has imported all of this, and whose environment may be older.
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
     queue = context.Queue()
-    processes = [
-        context.Process(target=_run_in_process, args=(uri, str(tmp_path / f"node-{n}"), queue))
-        for n in range(3)
-    ]
+    nodes = [(uri, str(tmp_path / f"node-{n}"), queue, dict(os.environ)) for n in range(3)]
+    processes = [context.Process(target=_run_in_process, args=node) for node in nodes]
     for process in processes:
         process.start()
     outputs = [queue.get(timeout=900) for _ in processes]

@@ -1,4 +1,3 @@
-from functools import lru_cache
 from random import Random
 from threading import Event, current_thread
 
@@ -35,6 +34,7 @@ def bert(checkpoint) -> CascadeRanker:
     return cascade(checkpoint("bert", None))
 
 
+@tiny.copied
 def cascade(path, exits=(1, 2, 3), **how) -> CascadeRanker:
     """A cascade of random weights whose scores differ."""
     ranker = init_ranker(path, max_length=60, exit_layers=exits, **how)
@@ -133,15 +133,10 @@ def test_each_question_drops_its_own_candidates_by_its_own_ratios(bert, pairs):
         assert [(r.index, r.exit_layer) for r in ranked] == [(r.index, r.exit_layer) for r in alone]
 
 
-@lru_cache
-def shared(folder) -> CascadeRanker:
-    return cascade(folder)
-
-
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_result_does_not_depend_on_the_questions_that_share_the_batch(checkpoint, data):
-    ranker = shared(checkpoint("bert", None))
+    ranker = cascade(checkpoint("bert", None))
     texts = st.lists(st.sampled_from(tiny.WORDS).map(lambda w: f"{w} {w}."), max_size=12)
     asked = [
         (f"What is {topic}?", [*data.draw(texts), "Badesso."])

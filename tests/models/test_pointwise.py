@@ -33,10 +33,14 @@ def candidates(pairs) -> list[str]:
     return pairs[1]
 
 
+@tiny.copied
+def theirs(path) -> torch.nn.Module:
+    return transformers.AutoModelForSequenceClassification.from_pretrained(path).eval()
+
+
 def of(checkpoint, published, family, labels) -> tuple[PointwiseRanker, torch.nn.Module]:
     """A ranker, and the same network left to transformers."""
-    auto = transformers.AutoModelForSequenceClassification
-    networks = [auto.from_pretrained(checkpoint(family, labels)).eval() for _ in range(2)]
+    networks = [theirs(checkpoint(family, labels)) for _ in range(2)]
     definition = published(family).backend_tokenizer.to_str()
     return PointwiseRanker(networks[0], PairTokenizer(definition, 60, 24)).eval(), networks[1]
 

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tiny
 import torch
 import transformers
 
@@ -26,6 +27,7 @@ def test_heads_of_a_family_with_a_final_norm_are_refused_by_name(checkpoint):
         cerberus(checkpoint("modernbert"))
 
 
+@tiny.copied
 def cerberus(path, exits=(2,), heads=3, **how) -> CascadeRanker:
     ranker = init_ranker(path, max_length=60, exit_layers=exits, num_ranking_heads=heads, **how)
     ranker.dtype = "fp32"

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from as2ray.checkpoints.initialization import build_sequential, init_ranker
@@ -14,9 +15,12 @@ QUESTION = "What is kovarin?"
 @pytest.fixture
 def members(checkpoint, family):
     """Independent rankers of 1, 2 and 3 layers."""
-    made = [
-        init_ranker(checkpoint(family), max_length=60, num_layers=layers) for layers in (1, 2, 3)
-    ]
+    return independent_rankers(checkpoint(family))
+
+
+@tiny.copied
+def independent_rankers(path):
+    made = [init_ranker(path, max_length=60, num_layers=layers) for layers in (1, 2, 3)]
     with torch.no_grad():
         for member in made:
             for weights in member.parameters():

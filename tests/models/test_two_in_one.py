@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import tiny
 import torch
 
 from as2ray.checkpoints.initialization import init_ranker
@@ -30,13 +31,16 @@ def tokenizer(published, family) -> PairTokenizer:
     return PairTokenizer(published(family).backend_tokenizer.to_str(), 60, 24)
 
 
-@pytest.fixture
-def model(checkpoint, family) -> TwoInOneRanker:
-    made = init_ranker(
-        checkpoint(family, None, initializer_range=0.3), max_length=60, is_joint=True
-    )
+@tiny.copied
+def joint_ranker(path, **how) -> TwoInOneRanker:
+    made = init_ranker(path, max_length=60, is_joint=True, **how)
     made.dtype = "fp32"
     return made.eval()
+
+
+@pytest.fixture
+def model(checkpoint, family) -> TwoInOneRanker:
+    return joint_ranker(checkpoint(family, None, initializer_range=0.3))
 
 
 def test_scores_come_from_the_first_token_and_from_the_markers(model, tokenizer):
@@ -146,14 +150,8 @@ def test_saved_joint_model_loads_and_ranks_the_same(model, tmp_path):
 
 @pytest.fixture
 def answering(checkpoint, family) -> TwoInOneRanker:
-    made = init_ranker(
-        checkpoint(family, None, initializer_range=0.3),
-        max_length=60,
-        is_joint=True,
-        extract_answers=True,
-    )
-    made.dtype = "fp32"
-    return made.eval()
+    path = checkpoint(family, None, initializer_range=0.3)
+    return joint_ranker(path, extract_answers=True)
 
 
 def test_answer_is_cut_out_of_a_selected_sentence(answering, tmp_path):
@@ -221,10 +219,7 @@ def test_one_text_in_place_of_a_passage_s_sentences_is_refused(model):
 
 @pytest.fixture
 def bert_answering(checkpoint) -> TwoInOneRanker:
-    path = checkpoint("bert", None, initializer_range=0.3)
-    made = init_ranker(path, max_length=60, is_joint=True, extract_answers=True)
-    made.dtype = "fp32"
-    return made.eval()
+    return joint_ranker(checkpoint("bert", None, initializer_range=0.3), extract_answers=True)
 
 
 def test_answer_comes_from_a_sentence_above_the_threshold_and_from_no_other(bert_answering):
