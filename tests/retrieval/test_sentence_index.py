@@ -56,6 +56,16 @@ def test_index_in_shards_gives_the_same_top_100_as_one(many, tmp_path, shards):
         assert [other.sentence(h.index) for h in hits] == [one.sentence(h.index) for h in hits]
 
 
+def test_neighbors_are_so_many_on_either_side_and_of_the_same_paragraph(many, tmp_path):
+    write_index(many, tmp_path / "i", num_shards=2)
+    index = SentenceIndex.open(tmp_path / "i")
+    for _, paragraph in index.paragraphs():
+        for position, number in enumerate(paragraph):
+            expected = paragraph[max(0, position - 2) : position + 3]
+            assert list(index.neighbors(number, 2)) == expected
+            assert list(index.neighbors(number, 99)) == paragraph
+
+
 def test_index_scores_as_bm25_of_its_texts_does(many, tmp_path):
     write_index(many, tmp_path / "i", IndexConfig(BM25(1.2, 0.75)), num_shards=3)
     index = SentenceIndex.open(tmp_path / "i")
