@@ -10,6 +10,7 @@ its own), or the nursery has ended, the starter runs the worker as Ray would.
 """
 
 import array
+import ctypes
 import gc
 import json
 import os
@@ -40,7 +41,8 @@ def ask_nursery():
     with socket.socket(socket.AF_UNIX) as nursery:
         nursery.connect({address!r})
         request = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd()]).encode()
-        files = array.array("i", [0, 1, 2]).tobytes()
+        disks = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+        files = array.array("i", [0, 1, 2, disks]).tobytes()
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, files)]
         nursery.sendmsg([len(request).to_bytes(8, "little")], rights)
         nursery.sendall(request)
@@ -121,12 +123,6 @@ def with_folder(folder: Path) -> str:
     return os.pathsep.join([str(folder), *_search_path(dict(os.environ))])
 
 
-def run_with_nursery(command: Sequence[str]) -> int:
-    """Runs a command that starts a node of Ray; its workers see the disks of this process."""
-    with nursery() as folder:
-        return subprocess.call(command, env=os.environ | {"PYTHONPATH": with_folder(folder)})
-
-
 LIBRARIES = (
     *("aiohttp", "fastapi", "grpc", "jsonschema", "opentelemetry.sdk.metrics", "pandas"),
     *("prometheus_client", "pyarrow.dataset", "requests", "uvicorn", "yaml"),
@@ -150,7 +146,7 @@ def _fork_on_request(address: str) -> None:
     while listener in select.select([listener, 0], [], [])[0]:
         connection, _ = listener.accept()
         with connection:
-            header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(3 * 4))
+            header, ancillary, _, _ = connection.recvmsg(8, socket.CMSG_SPACE(4 * 4))
             files = array.array("i", ancillary[0][2])
             request = connection.makefile("rb").read(int.from_bytes(header, "little"))
             arguments, variables, folder = json.loads(request)
@@ -198,8 +194,13 @@ def _become_worker(
 
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setpgrp()  # A node of another session ends the group of a worker that dies.
-    for number, file in enumerate(files):
+    *standard, disks = files
+    for number, file in enumerate(standard):
         os.dup2(file, number)
+    if not os.path.samestat(os.fstat(disks), os.stat("/proc/self/ns/mnt")):
+        _see_disks(disks)
+    for file in files:
+        os.close(file)
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(folder)
@@ -213,7 +214,12 @@ def _become_worker(
     sys.exit()
 
 
+def _see_disks(namespace: int) -> None:
+    """Sees the disks of a process whose `/proc/PID/ns/mnt` is open, if other ones are mounted."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(namespace, 0):
+        raise OSError(ctypes.get_errno(), "no other disks")
+
+
 if __name__ == "__main__":
-    if sys.argv[2:]:
-        sys.exit(run_with_nursery(sys.argv[1:]))
     sys.exit(_fork_on_request(sys.argv[1]))

@@ -6,6 +6,7 @@ from small_runs import alone, here
 pytestmark = pytest.mark.slow
 
 
+# First: it measures processes that it started, so no other one may fork them.
 @pytest.mark.usefixtures("encoder")
 def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
     results = here(tmp_path, "streaming")["results"]
@@ -20,7 +21,7 @@ def test_streaming_small_run_writes_rates_times_and_memory(tmp_path):
     assert one["memory"]["num_worker_processes"] > 0
 
 
-@pytest.mark.usefixtures("encoder")
+@pytest.mark.usefixtures("encoder", "forked_workers_elsewhere")
 def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path):
     report = here(tmp_path, "epoch")
     [exact] = [claim for claim in report["claims"] if "exactly once" in claim["claim"]]
@@ -34,6 +35,7 @@ def test_epoch_small_run_sees_every_pair_once_and_writes_every_process(tmp_path)
     assert report["results"]["datasets"]["memory"] > 0
 
 
+@pytest.mark.usefixtures("forked_workers_elsewhere")
 def test_serving_small_run_loads_both_services(cascade, tmp_path):
     pytest.importorskip("sentence_transformers")
     flags = ("--cores", "2", "--cascade", cascade, "--soak_s", "3")

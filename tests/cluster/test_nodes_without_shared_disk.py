@@ -8,7 +8,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import forked_workers
 import psutil
 import pytest
 import yaml
@@ -49,10 +48,9 @@ class Node:
             flags |= {"dashboard-agent-grpc-port": grpc.getsockname()[1]}
         flags |= {"address": cluster.address, "object-store-memory": 10**8}
         start = [RAY, "start", "--block", *(f"--{name}={value}" for name, value in flags.items())]
-        with_nursery = [sys.executable, forked_workers.__file__]
         mounted = f'mount --bind {disk} {cache} && exec "$@"'
         self.process = subprocess.Popen(
-            ["unshare", "--mount", "sh", "-c", mounted, "sh", *with_nursery, *start],
+            ["unshare", "--mount", "sh", "-c", mounted, "sh", *start],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
@@ -74,7 +72,7 @@ def alive_nodes(cluster: Cluster) -> set[object]:
 
 
 @pytest.fixture
-def add_node(bucket, tmp_path, monkeypatch):
+def add_node(bucket, tmp_path, monkeypatch, forked_workers_elsewhere):
     """Adds a node to a head without CPUs: `add_node(pool, num_cpus)`."""
     if subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
         pytest.skip("this process may not mount folders")
