@@ -89,11 +89,14 @@ def task(
         level = logging.INFO if is_due else logging.DEBUG
         log.log(level, "%s: %s", name, text, extra=fields(**about, completed=completed))
 
-    state = "failed"
+    state = "interrupted"
     row_counter = _row_counter.set(advance if counts_rows else None)
     try:
         yield advance
         state = "complete"
+    except Exception:
+        state = "failed"
+        raise
     finally:
         _row_counter.reset(row_counter)
         seconds = time.monotonic() - started_at

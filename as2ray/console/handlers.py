@@ -146,7 +146,7 @@ class BarHandler(logging.Handler):
         super().close()
 
     def _update(self, name: str, values: Mapping[str, Any]) -> None:
-        if values.get("state") in ("complete", "failed"):
+        if values.get("state") in ("complete", "failed", "interrupted"):
             if name in self._bars:
                 self._progress.remove_task(self._bars.pop(name))
             if not self._bars:

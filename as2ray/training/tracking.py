@@ -198,7 +198,7 @@ class ConsoleTracker(Tracker):
 
     def close(self, state: RunState = "FINISHED") -> None:
         """See `Tracker`; a bar ends with its run."""
-        ended = "complete" if state == "FINISHED" else "failed"
+        ended = {"FINISHED": "complete", "FAILED": "failed", "KILLED": "interrupted"}[state]
         logger.debug("%s: %s", self.name, ended, extra=fields(**self._about, state=ended))
 
 

@@ -197,6 +197,15 @@ def test_failed_stage_is_a_line_without_traceback_and_has_no_duration(tmp_path, 
     assert err.splitlines()[-1][10:].startswith("0 of 1 stages complete")
 
 
+@pytest.mark.parametrize(
+    ("error", "state"), [(KeyboardInterrupt, "interrupted"), (ValueError, "failed")]
+)
+def test_line_tells_whether_work_failed_or_was_interrupted(capsys, error, state):
+    with console_log(), pytest.raises(error), task("embeddings"):
+        raise error
+    assert capsys.readouterr().err.splitlines()[-1].endswith(f"embeddings: {state}, 0.0 s")
+
+
 def test_console_flags_exclude_each_other():
     with (
         pytest.raises(ConfigError, match="exclude each other"),
