@@ -15,6 +15,9 @@ log = logging.getLogger(__name__)
 _RAY_LINE = re.compile(r"\d{4}-\d\d-\d\d [\d:,]+\t?\s*(?:INFO|WARNING) \S+\.py:\d+ -- .*")
 """What Ray itself says in the driver; its errors are shown."""
 
+_KILLED_LINE = re.compile(r".*\(raylet\).* failed\. .* it was killed by `ray\.kill`.*")
+"""What Ray says of a task whose actor this process has ended, as it does when it is interrupted."""
+
 _WORKER_LINE = re.compile(r"(?:\x1b\[\d+m)?\([^)]*pid=\d+[^)]*\)(?:\x1b\[0m)? (.*)")
 
 
@@ -32,7 +35,7 @@ class WorkerLines(LineStream):
 
     def take(self, line: str) -> None:
         """Logs a worker's line, hides one of Ray, and shows any other above the bars."""
-        if _RAY_LINE.fullmatch(line):
+        if _RAY_LINE.fullmatch(line) or _KILLED_LINE.fullmatch(line):
             log.debug("%s", line)
             return
         if (match := _WORKER_LINE.fullmatch(line)) is None:

@@ -232,11 +232,19 @@ def test_log_of_workers_is_the_log_of_this_process_and_chatter_goes_to_the_file(
         sys.stderr.write(worker_line("step 3/30")[40:])
         sys.stderr.write("\x1b[36m(task pid=7)\x1b[0m chatter of a library\n")
         sys.stderr.write("2026-11-26 11:42:46,158\tWARNING worker.py:85 -- chatter of Ray\n")
+        sys.stderr.write(
+            "\x1b[33m(raylet)\x1b[0m Task _Caller.call failed. There are infinite retries "
+            "remaining, so the task will be retried. "
+            "Error: The actor is dead because it was killed by `ray.kill`.\n"
+        )
+        sys.stderr.write("(raylet) Task failed. Error: its worker ran out of memory\n")
         sys.stderr.write("(autoscaler +5s) no node has a GPU\nno end of line")
     err = capsys.readouterr().err
     assert err.splitlines()[0].endswith(f"log: {path}")
     assert err.splitlines()[1][8:] == "  step 3/30"
     assert "chatter" not in err
+    assert "_Caller" not in err
+    assert "(raylet) Task failed. Error: its worker ran out of memory\n" in err
     assert "(autoscaler +5s) no node has a GPU\n" in err
     assert err.endswith("no end of line")
     assert "chatter of a library" in (written := path.read_text())
