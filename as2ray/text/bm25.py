@@ -1,7 +1,9 @@
 """BM25 scores of any list of texts, and of the candidates of each question in a table."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 from unicodedata import normalize
 
@@ -37,7 +39,11 @@ class SearchHit:
 
 @config_dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
 class TermConfig:
-    """What counts as a term of a text: its lower-cased words of at least two letters, in NFC."""
+    """What counts as a term of a text: its lower-cased words of at least two letters, in NFC.
+
+    Of Chinese and Japanese, which have no blanks between words, it is each pair of neighboring
+    characters, as with Lucene's `CJKBigramFilter`.
+    """
 
     stop_words: bool = False
     """Whether English stop words (bm25s's list) are removed."""
@@ -95,7 +101,8 @@ class BM25(TermConfig):
     def _bm25s_tokenize(self, texts: Sequence[str], return_ids: bool) -> Any:
         # Some files have accents as characters of their own.
         return bm25s.tokenize(
-            [normalize("NFC", text) for text in texts],
+            [_divide_unspaced(normalize("NFC", text)) for text in texts],
+            token_pattern=_TERM,
             stopwords="english" if self.stop_words else None,
             # bm25s calls it once for each distinct word, after the stop words are removed.
             stemmer=_lemmatize_words if self.lemmas else None,
@@ -186,6 +193,28 @@ def select_hits(scores: npt.NDArray[np.float32], k: int) -> list[SearchHit]:
     candidates = np.flatnonzero(scores >= min_score if min_score > 0 else scores > 0)
     order = candidates[np.argsort(-scores[candidates], kind="stable")[:k]]
     return [SearchHit(i, score) for i, score in zip(order.tolist(), scores[order].tolist())]
+
+
+_MARKS = "\u0591-\u05bd\u05bf\u05c1\u05c2\u0610-\u061a\u064b-\u065f\u0670\u0900-\u0963\u0966-\u0dff"
+"""Vowel signs of Hebrew, Arabic and the scripts of India, which are no letters to `re`."""
+
+_TERM = rf"(?u)\w[\w{_MARKS}]+"
+
+
+def _divide_unspaced(text: str) -> str:
+    """Writes each run of Chinese or Japanese characters as all pairs of neighbors in it."""
+    return text if text.isascii() else _UNSPACED.sub(_write_pairs, text)
+
+
+def _write_pairs(run: re.Match[str]) -> str:
+    return f" {' '.join(first + second for first, second in pairwise(run[0]))} "
+
+
+_UNSPACED = re.compile(
+    "[\u3005\u3007\u3040-\u30fa\u30fc-\u30ff\u31f0-\u31ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]+"
+)
+"""Han, hiragana and katakana."""
 
 
 def _lemmatize_words(words: Sequence[str]) -> list[str]:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import pairwise
 from typing import NamedTuple
 
 from as2ray.errors import lookup
@@ -73,17 +74,28 @@ def _split_syntok(text: str) -> list[tuple[int, int]]:
     from syntok import segmenter
 
     sentences = (list(s) for paragraph in segmenter.analyze(text) for s in paragraph)
-    return [(s[0].offset, s[-1].offset + len(s[-1].value)) for s in sentences]
+    ranges = ((s[0].offset, s[-1].offset + len(s[-1].value)) for s in sentences)
+    return [part for each in ranges for part in _split_at(_STOP_OF_OTHER_SCRIPTS, text, *each)]
 
 
 def _split_simple(text: str) -> list[tuple[int, int]]:
-    ends = [match.end() for match in _SENTENCE_END.finditer(text)] + [len(text)]
-    return list(zip([0, *ends], ends))
+    ranges = _split_at(_SENTENCE_END, text, 0, len(text))
+    return [part for each in ranges for part in _split_at(_STOP_OF_OTHER_SCRIPTS, text, *each)]
+
+
+def _split_at(stop: re.Pattern[str], text: str, start: int, end: int) -> list[tuple[int, int]]:
+    """Splits a range of a text where matches end."""
+    ends = [match.end() for match in stop.finditer(text, start, end)]
+    return list(pairwise([start, *ends, end]))
 
 
 def _split_lines(text: str) -> list[tuple[int, int]]:
     return [match.span() for match in re.finditer(r"[^\r\n]+", text)]
 
+
+_STOP_OF_OTHER_SCRIPTS = re.compile("[。｡！？؟۔।॥։።။។]++[\"'”’」』）》)\\]]*+(?![，、。])")
+"""The stops of Chinese, Japanese, Arabic, Urdu, Hindi, Armenian, Amharic, Burmese and Khmer, which
+syntok does not know."""
 
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])|\n\s*\n")
 

@@ -35,6 +35,20 @@ def test_letters_with_accents_apart_are_the_same_words():
         assert [hit.index for hit in index.search(query, 2)] == [0]
 
 
+@pytest.mark.parametrize(
+    ("text", "terms"),
+    [
+        ("蓝鲸的体长，30 米。", ["蓝鲸", "鲸的", "的体", "体长", "30"]),
+        ("東京タワーは333メートル", ["東京", "京タ", "タワ", "ワー", "ーは", "333"]),
+        ("लंबाई है", ["लंबाई", "है"]),
+        ("طوله متراً", ["طوله", "متراً"]),
+    ],
+)
+def test_terms_of_scripts_without_blanks_and_with_vowel_signs(text, terms):
+    assert BM25().tokenize([text])[0][: len(terms)] == terms
+    assert BM25().build_index(["other words", text]).search(terms[0], 2)[0].index == 1
+
+
 def test_search_of_equal_texts_keeps_their_order_and_k():
     hits = BM25().build_index(["same words"] * 4).search("same", 2)
     assert [hit.index for hit in hits] == [0, 1]

@@ -33,8 +33,24 @@ def test_lines_splits_at_line_ends_alone():
     assert cut(TEXT, "lines") == ['Dr. Lee came.  He said "Hi." Then', "he left.", "New part"]
 
 
+@pytest.mark.parametrize("splitter", ["syntok", "simple"])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["蓝鲸很大。", "它们重一百五十吨！", "“会唱歌吗？”", "会的，很远。"],
+        ["東京タワーは高い。", "「いつ完成したか？」", "一九五八年です｡"],
+        ["هل يغني الحوت؟", "نعم، يغني."],
+        ["नीली व्हेल बड़ी है।", "यह क्रिल खाती है।"],
+    ],
+)
+def test_stops_of_other_scripts_end_sentences(splitter, parts):
+    for blank in ("", " "):
+        assert cut(blank.join(parts), splitter) == parts
+    assert cut("他问：“你好吗？”，然后走了。", splitter) == ["他问：“你好吗？”，然后走了。"]
+
+
 @pytest.mark.parametrize("splitter", ["syntok", "simple", "lines"])
-@given(text=st.text(alphabet="aB1 .!?\"\n\t(é😀-'", max_size=80))
+@given(text=st.text(alphabet="aB1 .!?\"\n\t(é😀-'大。」", max_size=80))
 def test_split_any_text_loses_only_blanks_and_never_overlaps(splitter, text):
     spans = sentences.split(text, splitter)
     assert all(a.end <= b.start for a, b in pairwise(spans))
