@@ -243,6 +243,8 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
         self.search, self.scheduler = search, scheduler
         self.progress_at = self.published_at = time.monotonic()
         self.trials = {trial.number: trial for trial in search.read_trials()}
+        self.earlier = dict(self.trials)
+        """Trials as the interrupted search left them that this one goes on with."""
         self.controllers: dict[str, Any] = {}
         """Controllers of Ray Train by name of the trial."""
 
@@ -323,12 +325,17 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
         result = tune_trial.last_result or {}
         # A trial that failed may have reported nothing.
         started_at = tune_trial.run_metadata.start_time or time.time()
+        seconds = float(result.get("time_total_s", time.time() - started_at))
+        number, params = _trial_number(tune_trial), dict(tune_trial.config)
+        earlier = self.earlier.get(number)
+        if earlier is not None and earlier.params == params:
+            seconds += earlier.duration_s
         trial = Trial(
-            number=_trial_number(tune_trial),
-            params=dict(tune_trial.config),
+            number=number,
+            params=params,
             state=state,
             values={name: float(result[name]) for name in self.search.modes if name in result},
-            duration_s=float(result.get("time_total_s", time.time() - started_at)),
+            duration_s=seconds,
             epoch=result.get("epoch"),
             name=str(tune_trial),
             error=_describe_error(tune_trial) if state == "failed" else None,

@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from as2ray.distributed import tune_run
 from as2ray.distributed.cluster import record_placement_group, release_placement_group
+from as2ray.distributed.trials import Trial
 from as2ray.distributed.tune import search_scores
 from as2ray.errors import TrainingError
 
@@ -119,6 +120,21 @@ def test_interrupted_search_says_so_and_resumes_with_the_trials_of_a_whole_one(
     assert search_sum(tmp_path) == results
     assert len(open_study(tmp_path).trials) == NUM_TRIALS
     assert not any(record.name.startswith(analysis.name) for record in caplog.records)
+
+
+def test_duration_of_a_trial_counts_what_an_interrupted_search_did(tmp_path):
+    search = tune_run.TuneRun(tmp_path, {"distance": "min"}, 2)
+    search.scratch.mkdir()
+    search.write_trial(Trial(1, {"x": 0.5}, "running", {}, duration_s=20.0))
+    search.write_trial(Trial(2, {"x": 0.1}, "running", {}, duration_s=30.0))
+    log = tune_run._RunLog(search, None)
+    # The second one was proposed anew: the study knows the first alone.
+    for number, params in ((1, {"x": 0.5}), (2, {"x": 0.7})):
+        trial = ray.tune.experiment.Trial("", config=params, stub=True)
+        trial.experiment_tag = f"{number}_x={params['x']}"
+        trial.run_metadata.last_result = {"distance": 0.25, "finished": True, "time_total_s": 1.5}
+        log.on_trial_complete(1, [], trial)
+    assert [trial.duration_s for trial in search.read_trials()] == [21.5, 1.5]
 
 
 @pytest.mark.slow
