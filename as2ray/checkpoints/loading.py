@@ -278,8 +278,12 @@ def read_config(path: str | Path) -> Any:
     name, revision = split_revision(path)
     check_hub(name, **revision)
     values = CheckpointFiles(name, revision).read_json("config.json")
-    if values:  # else transformers says what is missing
+    if values:
         check_config(name, values)
+    elif len(nested := list(Path(name).glob("*/config.json"))) == 1:  # such as of `as2ray train`
+        fix = f"did you mean {nested[0].parent}?"
+        raise CheckpointError(f"{name} is no checkpoint: it has no config.json", fix=fix)
+    # Without it transformers says what is missing.
     if values.get("model_type") == "new":
         config = gte_config(values)
     else:

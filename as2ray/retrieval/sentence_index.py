@@ -345,14 +345,13 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         format_version, files = manifest.get("format_version"), manifest.get("files")
     except (OSError, ValueError, AttributeError) as error:
-        if (nested := next(iter(folder.glob(f"*/{MANIFEST}")), None)) is not None:
-            raise SentenceIndexError(
-                f"{folder} is not an index", fix=f"did you mean {nested.parent}?"
-            ) from error
+        _refuse_parent(folder)
         raise SentenceIndexError(
             f"{folder} is not an index: {error}",
             fix="index the documents first: as2ray index FOLDER --output INDEX",
         ) from error
+    if "settings" not in manifest:  # that of a stage, in which an index lies
+        _refuse_parent(folder)
     if format_version != FORMAT_VERSION:
         raise SentenceIndexError(
             f"{folder} has format_version {format_version!r}; as2ray reads only {FORMAT_VERSION}",
@@ -365,6 +364,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         if not path.is_file() or path.stat().st_size != size:
             raise _damaged_index_error(folder, f"{name} has changed, or is missing")
     return dict(manifest)
+
+
+def _refuse_parent(folder: Path) -> None:
+    """Raises an error that names the index in a folder, if there is one."""
+    if (nested := next(iter(folder.glob(f"*/{MANIFEST}")), None)) is not None:
+        raise SentenceIndexError(
+            f"{folder} is not an index", fix=f"did you mean {nested.parent}?"
+        ) from None
 
 
 def _open_shard(folder: Path, bm25: BM25) -> IndexShard:

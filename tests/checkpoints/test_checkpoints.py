@@ -472,6 +472,18 @@ def test_checkpoint_with_a_tokenizer_of_more_ids_than_embeddings_is_refused(
         read(folder)
 
 
+def test_folder_in_which_one_ranker_lies_is_refused_with_the_ranker_named(checkpoint, tmp_path):
+    ranker = load(checkpoint("bert"))
+    named = save(ranker, tmp_path / "trained" / "ranker")
+    with pytest.raises(CheckpointError, match="trained is no checkpoint: it has no") as error:
+        load(tmp_path / "trained")
+    assert error.value.fix == f"did you mean {named}?"
+    save(ranker, tmp_path / "trained" / "other")
+    with pytest.raises(CheckpointError, match="trained is no checkpoint") as error:
+        load(tmp_path / "trained")
+    assert "did you mean" not in str(error.value.fix)
+
+
 @pytest.mark.parametrize("what", ["a file", "a folder of something else", "a broken link"])
 def test_save_over_what_is_no_checkpoint_leaves_it_as_it_is(checkpoint, tmp_path, what):
     place = tmp_path / "notes"

@@ -220,6 +220,18 @@ def test_index_of_another_format_is_refused(documents, tmp_path):
         SentenceIndex.open(tmp_path / "i")
 
 
+@pytest.mark.parametrize("manifest", [None, {"format_version": 3, "files": {}}])
+def test_folder_in_which_an_index_lies_is_refused_with_the_index_named(
+    documents, tmp_path, manifest
+):
+    write_index(documents, tmp_path / "stage" / "index")
+    if manifest is not None:  # as that of a pipeline's stage
+        (tmp_path / "stage" / MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(SentenceIndexError, match="stage is not an index") as error:
+        SentenceIndex.open(tmp_path / "stage")
+    assert error.value.fix == f"did you mean {tmp_path / 'stage' / 'index'}?"
+
+
 @pytest.mark.parametrize(
     "damage", ["cut", "longer", "gone", "manifest", "nothing", "files", "settings", "shards"]
 )
