@@ -1,6 +1,7 @@
 """Functions of the public API that need several packages, as the commands of the same names do."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +50,7 @@ def index(
     Args:
         documents: A folder of text, Markdown, HTML, PDF, office, JSON lines or Parquet files.
         output: Folder of the index.
-        encoder: Sentence encoder whose embeddings are stored; None for BM25 alone.
+        encoder: Sentence encoder whose embeddings are stored; None or "none" for BM25 alone.
         overwrite: Whether an existing index is replaced.
         settings: Other settings of `IndexConfig`, such as `sentence_splitter`.
     """
@@ -58,6 +59,7 @@ def index(
     from as2ray.retrieval.index_writer import IndexConfig, write_index
     from as2ray.retrieval.sentence_index import SentenceIndex
 
+    encoder = None if encoder == "none" else encoder  # as the command is told
     config = validate(IndexConfig, {"encoder": encoder, **settings})
     load_encoder = load_sentence_encoder if encoder else None
     options: dict[str, Any] = {"load_encoder": load_encoder, "with_subject_bound": True}
@@ -75,7 +77,8 @@ def ask(
 
     Args:
         question: The question.
-        index: An open index, or its folder.
+        index: An open index, or its folder. If it has embeddings, they find sentences and order
+            answers, also where it was opened without their encoder.
         model: The folder of a ranker, with the way to score answers that was adapted with it; or a
             ranker, without that. Without one, BM25 and the similarity order the answers.
         top_k: Maximum number of answers.
@@ -91,6 +94,10 @@ def ask(
 
     if isinstance(index, str | Path):
         index = SentenceIndex.open(index, load_sentence_encoder)
+    stored = getattr(index, "stored_embeddings", None)
+    if stored is not None and stored.load_encoder is None:
+        embeddings = replace(stored, load_encoder=load_sentence_encoder)
+        index = replace(index, stored_embeddings=embeddings)
     scoring = None
     if isinstance(model, str | Path):
         scoring = AnswerScoring.read(model)

@@ -38,6 +38,24 @@ def test_documents_are_indexed_and_asked(tmp_path):
         assert answers[0].text == "A whale is long."
 
 
+def test_index_that_was_opened_without_its_encoder_is_asked_as_its_folder(
+    tmp_path, sentence_encoder
+):
+    (tmp_path / "whales.txt").write_text("A whale is long. It lives in the sea. Krill is food.")
+    as2ray.index(tmp_path / "whales.txt", tmp_path / "index", encoder=sentence_encoder)
+    by_folder = as2ray.ask("What do they eat?", tmp_path / "index")
+    opened = as2ray.SentenceIndex.open(tmp_path / "index")
+    by_index = as2ray.ask("What do they eat?", opened)
+    assert by_folder.num_candidates == 3  # none has a word of the question
+    assert replace(by_index, retrieval_time_s=0) == replace(by_folder, retrieval_time_s=0)
+
+
+def test_index_without_an_encoder_is_made_with_the_command_s_word_too(tmp_path):
+    (tmp_path / "whales.txt").write_text("A whale is long.")
+    index = as2ray.index(tmp_path / "whales.txt", tmp_path / "index", encoder="none")
+    assert index.stored_embeddings is None
+
+
 def test_answer_shows_itself_with_its_source_and_marked_in_its_context(tmp_path):
     (tmp_path / "whales.md").write_text(
         "# Whales\n\n## Size\n\nA whale is long & heavy. So is no fish."

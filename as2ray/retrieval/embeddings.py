@@ -406,7 +406,8 @@ class Embeddings:
         if self.load_encoder is None:
             raise SentenceIndexError(
                 f"{self.folder} was opened without an encoder of queries",
-                fix="open it with SentenceIndex.open(folder, load_sentence_encoder)",
+                fix="open it with SentenceIndex.open(folder, load_sentence_encoder), with the "
+                "function of as2ray.checkpoints.sentence_encoder",
             )
         return self.load_encoder
 

@@ -150,8 +150,11 @@ class QuestionAnswerer:
     def __post_init__(self) -> None:
         # Wrong combinations are refused before the first question.
         if not isinstance(self.index, SentenceIndex):
-            problem = f"expected an index, not {self.index!r:.200}"
-            raise ConfigError(problem, fix="open its folder: as2ray.SentenceIndex.open(folder)")
+            raise ConfigError(
+                f"expected an index, not {self.index!r:.200}",
+                fix="open its folder: as2ray.SentenceIndex.open(folder, load_sentence_encoder), "
+                "with the function of as2ray.checkpoints.sentence_encoder",
+            )
         if self.ranker is not None and not hasattr(self.ranker, "rank"):
             problem = f"expected a ranker, not {self.ranker!r:.200}"
             raise ConfigError(problem, fix="load its folder: as2ray.load(folder)")
