@@ -9,7 +9,7 @@ from as2ray.tables.atomic import atomic_file
 
 with gc_paused():
     import torch
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
     from safetensors.torch import save_file
     from transformers.utils import cached_file
 
@@ -38,7 +38,10 @@ def save_activation_ranges(ranker: Ranker, folder: str | Path) -> None:
         "unquantized_parts": json.dumps(unquantized),
     }
     with atomic_file(Path(folder) / FILE_NAME) as path:
-        save_file(tensors, path, metadata)
+        try:
+            save_file(tensors, path, metadata)
+        except SafetensorError as error:
+            raise OSError(f"{FILE_NAME} cannot be written: {error}") from error
 
 
 def load_activation_ranges(name: str, **options: Any) -> tuple[ActivationRanges, ...]:

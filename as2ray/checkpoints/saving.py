@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from as2ray.checkpoints.gc_pause import gc_paused
-from as2ray.tables.atomic import atomic_folder
+from as2ray.tables.atomic import atomic_folder, is_writable
 
 with gc_paused():
     import torch
+    from safetensors import SafetensorError
 
     from as2ray.checkpoints.activation_ranges import save_activation_ranges
     from as2ray.checkpoints.loading import FORMAT_VERSION, MEMBER_PREFIX
@@ -26,7 +27,8 @@ def check_new_path(path: str | Path) -> Path:
     """Checks, before work begins, that its result can be written to a new folder.
 
     Raises:
-        CheckpointError: The path exists, or one of its parents is no folder.
+        CheckpointError: The path exists, or it cannot be made: one of its parents is no folder, or
+            may not be written to.
     """
     folder = Path(path)
     parent = next(p for p in folder.absolute().parents if os.path.lexists(p))
@@ -34,6 +36,9 @@ def check_new_path(path: str | Path) -> Path:
         raise CheckpointError(f"output {path} exists; choose a new folder")
     if not parent.is_dir():
         raise CheckpointError(f"output {path} cannot be a new folder, because {parent} is a file")
+    if not is_writable(parent):
+        problem = f"output {path} cannot be made, because {parent} may not be written to"
+        raise CheckpointError(problem, fix="choose another folder")
     return folder
 
 
@@ -53,11 +58,15 @@ def save(
 
     Raises:
         CheckpointError: A file exists at the path, or a folder that is no checkpoint.
+        OSError: It cannot be written, such as to a full disk.
     """
     folder = Path(folder)
     _check_replaceable(folder)
     with atomic_folder(folder, overwrite=True) as new_folder:
-        _write_checkpoint(ranker, new_folder, weights)
+        try:
+            _write_checkpoint(ranker, new_folder, weights)
+        except SafetensorError as error:  # all other files raise an OSError
+            raise OSError(f"{folder} cannot be written: {error}") from error
     return folder
 
 

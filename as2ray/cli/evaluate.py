@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from as2ray.cli.console import create_console, create_console_table, load_table, parse_drop_ratios
 from as2ray.errors import EvaluationError, lookup
+from as2ray.tables.atomic import atomic_file, is_writable
 from as2ray.tables.filters import FILTER_DESCRIPTIONS, QuestionFilter
 from as2ray.tables.ranking_order import RelevanceColumn, read_relevance
 from as2ray.tables.schema import count_table
@@ -179,6 +180,11 @@ def _check_output(run_path: Path) -> None:
             ".json: the measures go beside it under that suffix",
             fix="name it .run",
         )
+    if not is_writable(run_path.parent):
+        raise EvaluationError(
+            f"output_run={run_path}: {run_path.parent} may not be written to",
+            fix="choose another folder",
+        )
     # Measures that evaluate wrote have a run beside them.
     if json_path.exists() and not run_path.exists():
         raise EvaluationError(
@@ -249,4 +255,5 @@ def _write_results(
 ) -> None:
     write_run(path, rows, scores, relevance=result.relevance)
     dump = {"measures": result.measures, "per_question": result.per_question.to_pylist()}
-    path.with_suffix(".json").write_text(json.dumps(dump, indent=2) + "\n")
+    with atomic_file(path.with_suffix(".json")) as temporary:
+        temporary.write_text(json.dumps(dump, indent=2) + "\n")

@@ -58,6 +58,12 @@ def atomic_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path
         shutil.rmtree(old)
 
 
+def is_writable(folder: str | Path) -> bool:
+    """Whether this process may make files in a folder."""
+    effective_ids = os.access in os.supports_effective_ids
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=effective_ids)
+
+
 def replace_folder(new: Path, path: Path) -> None:
     """Moves a complete folder to a path, in place of what an interrupted attempt has left there."""
     shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,7 @@
 import copy
 import json
 import os
+import resource
 import shutil
 from dataclasses import replace
 
@@ -18,10 +19,11 @@ from as2ray.checkpoints.initialization import (
 )
 from as2ray.checkpoints.loading import load, load_weights
 from as2ray.checkpoints.model_facts import read_model_facts
-from as2ray.checkpoints.saving import save
+from as2ray.checkpoints.saving import add_activation_ranges, check_new_path, save
 from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.calibration import UNCHANGED
 from as2ray.models.encoder.families import FAMILIES
+from as2ray.models.quantization import fit_activation_ranges
 from as2ray.training.config import TrainingConfig
 from as2ray.training.optimization import create_optimizer
 
@@ -482,6 +484,30 @@ def test_folder_in_which_one_ranker_lies_is_refused_with_the_ranker_named(checkp
     with pytest.raises(CheckpointError, match="trained is no checkpoint") as error:
         load(tmp_path / "trained")
     assert "did you mean" not in str(error.value.fix)
+
+
+def test_place_that_may_not_be_written_to_is_told_before_work_begins(tmp_path, monkeypatch):
+    monkeypatch.setattr("as2ray.checkpoints.saving.is_writable", {tmp_path: False}.get)
+    with pytest.raises(CheckpointError, match=f"{tmp_path} may not be written to"):
+        check_new_path(tmp_path / "new" / "ranker")
+
+
+@pytest.mark.parametrize("file", ["model", "activation_ranges"])
+def test_disk_that_fills_is_told_and_leaves_no_checkpoint(checkpoint, tmp_path, file):
+    ranker, write = load(checkpoint("bert")), save
+    if file == "activation_ranges":
+        fit_activation_ranges(ranker, tiny.candidates(20))
+        write = add_activation_ranges
+    (tmp_path / "full").mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # The largest file that may be written stands for the room that is left.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000, hard))
+    try:
+        with pytest.raises(OSError, match=r"cannot be written: .*File too large"):
+            write(ranker, tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 @pytest.mark.parametrize("what", ["a file", "a folder of something else", "a broken link"])

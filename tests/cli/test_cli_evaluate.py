@@ -328,6 +328,16 @@ def test_evaluate_tells_before_it_scores(
 
 
 @pytest.mark.usefixtures("unscored")
+def test_place_of_a_run_that_may_not_be_written_to_is_told_before_scoring(
+    checkpoint, prepared, monkeypatch, capsys
+):
+    monkeypatch.setattr("as2ray.cli.evaluate.is_writable", lambda _: False)
+    flags = ["--model", checkpoint(), "--table", prepared, "--output_run", prepared.parent / "r"]
+    error_text = refused(capsys, "evaluate", *flags)
+    assert f"{prepared.parent} may not be written to" in error_text
+
+
+@pytest.mark.usefixtures("unscored")
 def test_no_question_left_is_told_before_scoring(checkpoint, tmp_path, capsys):
     table = tiny.candidates(4)
     answers = table.filter(table["label"].to_numpy() == 1)

@@ -1,6 +1,8 @@
+import os
+
 import pytest
 
-from as2ray.tables.atomic import atomic_file, atomic_folder
+from as2ray.tables.atomic import atomic_file, atomic_folder, is_writable
 
 
 def content(folder):
@@ -56,3 +58,16 @@ def test_older_folder_comes_back_where_the_new_one_cannot_take_its_place(tmp_pat
     with pytest.raises(FileNotFoundError), atomic_folder(path, overwrite=True) as new:
         new.rmdir()
     assert content(tmp_path) == {"folder/old": "old"}
+
+
+def test_folder_is_writable_for_who_may_make_files_there(tmp_path):
+    assert is_writable(tmp_path)
+    tmp_path.chmod(0o555)
+    user = os.geteuid()
+    if user == 0:  # who may write everywhere
+        os.seteuid(65_534)
+    try:
+        assert not is_writable(tmp_path)
+    finally:
+        os.seteuid(user)
+        tmp_path.chmod(0o755)
