@@ -405,6 +405,8 @@ class Ranker(nn.Module, ABC):
         check_top_k(top_k)
         if budget_ms is not None:
             started_at = perf_counter()
+            if isinstance(budget_ms, np.generic):
+                budget_ms = budget_ms.item()  # numpy warns of a comparison with a larger format
             is_number = isinstance(budget_ms, Real) and not isinstance(budget_ms, bool)
             if not (is_number and 0 < budget_ms <= sys.float_info.max):
                 problem = f"budget_ms={budget_ms!r}, but it must be a number above 0, and finite"
@@ -546,7 +548,10 @@ def as_candidate_list(candidates: Sequence[str]) -> list[str]:
             f"candidates must be a list of sentences, not of the type {kind}",
             fix="pass the texts alone, such as one column of a data frame",
         )
-    return list(candidates)
+    # Columns, such as those of `load_table`, have items of their own types.
+    if isinstance(candidates, pa.Array | pa.ChunkedArray):
+        return list(candidates.to_pylist())
+    return list(candidates.tolist() if isinstance(candidates, np.ndarray) else candidates)
 
 
 def positive_probability(logits: Tensor) -> Tensor:

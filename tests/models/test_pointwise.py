@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import tiny
 import torch
@@ -140,8 +141,15 @@ def test_rank_any_list_of_texts_is_taken(ranker):
     candidates = ["Badesso.", "Kovarin ne kovarin.", "Lala muri."]
     expected = ranker.rank(QUESTION, candidates)
     keys = dict.fromkeys(candidates).keys()
-    for texts in (iter(candidates), keys, np.array(candidates), pd.Series(candidates, [7, 8, 9])):
-        assert ranker.rank(QUESTION, texts) == expected
+    columns = [
+        pd.Series(candidates, [7, 8, 9]),
+        pa.array(candidates),
+        pa.chunked_array([candidates]),
+    ]
+    for texts in (iter(candidates), keys, np.array(candidates), *columns):
+        ranked = ranker.rank(QUESTION, texts)
+        assert ranked == expected
+        assert {type(r.text) for r in ranked} == {str}
 
 
 @pytest.mark.parametrize(

@@ -244,6 +244,15 @@ def test_ranker_that_becomes_faster_is_noticed(cascade, candidates, clock, monke
     assert sum(r.exit_layer > 0 for r in ranked) > 10
 
 
+@pytest.mark.filterwarnings("error")
+def test_budget_may_be_a_number_of_numpy(cascade, candidates):
+    for budget_ms in (np.float32(5_000), np.float16(5_000), np.int64(5_000)):
+        ranked = cascade.rank(QUESTION, candidates, budget_ms=budget_ms)
+        assert sorted(r.index for r in ranked) == list(range(len(candidates)))
+    with pytest.raises(ConfigError, match="must be a number above 0"):
+        cascade.rank(QUESTION, candidates, budget_ms=np.float32("inf"))
+
+
 def test_impossible_budgets_and_rankers_are_refused(cascade, checkpoint, candidates):
     for budget_ms in (0, -1, float("nan"), float("inf"), 10**400, "50", True):
         with pytest.raises(ConfigError, match="must be a number above 0"):
