@@ -98,6 +98,8 @@ def calibrate(  # noqa: PLR0913 - every argument is a flag
         f"the first answer is wrong for {at_full:.1%} of the questions, and for {at_half:.1%} of "
         f"the half with the highest scores (AURC {abstention.aurc:.4f})"
     )
+    if (few := result.explain_few()) is not None:
+        console.print(few)
     if ranker.threshold is None:
         console.print(
             f"no threshold reaches a precision of {min_precision:g}; the highest one that can be "

@@ -33,15 +33,13 @@ from as2ray.retrieval.question_answering import find_candidates
 from as2ray.retrieval.sentence_index import SentenceIndex
 from as2ray.tables.fingerprint import fingerprint
 from as2ray.tables.loading import load_table
+from as2ray.tables.reliability import FEW_QUESTIONS
 from as2ray.tables.schema import count_table
 
 log = logging.getLogger(__name__)
 
 MAX_UNLABELED = 200
 """Questions without labels from which the similarity of answerable questions is measured."""
-
-FEW_LABELED = 30
-"""A warning says that fewer labeled dev questions are few."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -201,7 +199,7 @@ class FittedScoring(Stage):
                 ranker = load(context.path(self.ranker) / RANKER)
             found = retrieve_parts(index, questions, stage_zero, ranker)
             labeled = label_parts(questions, found, positives)
-            if len(labeled) < FEW_LABELED:
+            if len(labeled) < FEW_QUESTIONS:
                 log.warning(
                     "%d labeled dev questions are few: the weights and the threshold are rough",
                     len(labeled),

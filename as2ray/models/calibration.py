@@ -14,7 +14,7 @@ from scipy.special import expit, logit
 
 from as2ray.errors import validate_arguments
 from as2ray.models.reliability_svg import reliability_svg
-from as2ray.tables.reliability import Abstention, Reliability
+from as2ray.tables.reliability import FEW_QUESTIONS, Abstention, Reliability
 from as2ray.tables.score_checks import check_binary_labels, check_probabilities
 
 CalibrationMethod = Literal["temperature", "isotonic"]
@@ -61,6 +61,8 @@ class CalibrationResult(NamedTuple):
     """Of the first candidate of each question."""
     stage_names: tuple[str, ...]
     """Name of each stage, such as `exit_4`; "" for a ranker without exits."""
+    num_questions: int
+    """Number of questions that it was fitted on."""
 
     def __repr__(self) -> str:
         stages = zip(self.stage_names, self._describe_stages())
@@ -89,7 +91,14 @@ class CalibrationResult(NamedTuple):
         wrong_share = 1 - self.abstention.precision_at(1.0)
         threshold = self.abstention.threshold
         rule = "no threshold is stored" if threshold is None else f"abstains below {threshold:.4f}"
-        return f"the first answer is wrong for {wrong_share:.1%} of the questions; {rule}"
+        share = f"the first answer is wrong for {wrong_share:.1%} of the questions; {rule}"
+        return "; ".join(filter(None, [share, self.explain_few()]))
+
+    def explain_few(self) -> str | None:
+        """Returns that the questions are few; None if they are not."""
+        if self.num_questions >= FEW_QUESTIONS:
+            return None
+        return f"{self.num_questions} questions are few: calibration and threshold are rough"
 
 
 @validate_arguments

@@ -453,13 +453,16 @@ class Ranker(nn.Module, ABC):
                 `measure_abstention`.
 
         Raises:
-            EvaluationError: All labels are equal.
+            EvaluationError: All labels are equal, or they are those of one question.
             ConfigError: An unknown method, or a precision outside (0, 1].
         """
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         labels = table["label"].to_numpy()
         check_binary_labels(labels)
         question_index = question_indices(table)
+        if question_index[-1] == 0:
+            problem = "the labels are those of one question, so that none can be held out"
+            raise EvaluationError(problem, fix="give a table with more questions")
         folds = np.random.default_rng(0).permutation(question_index[-1] + 1) % NUM_FOLDS
         before, after, calibrations = [], [], []
         for scores in self.predict_stage_scores(*texts, question_index).T:
@@ -478,7 +481,9 @@ class Ranker(nn.Module, ABC):
         )
         self.threshold = abstention.threshold
         names = output_names(self.exit_layers, len(before))
-        return CalibrationResult(tuple(before), tuple(after), abstention, tuple(names))
+        return CalibrationResult(
+            tuple(before), tuple(after), abstention, tuple(names), len(top_rows)
+        )
 
     def check_keeps_budget(self) -> None:
         """Raises an error if this ranker cannot keep a time budget."""

@@ -7,6 +7,9 @@ from scipy.special import betaincinv
 
 from as2ray.tables.score_checks import check_probabilities
 
+FEW_QUESTIONS = 30
+"""Fewer labeled questions give rough thresholds, which is said where one is fitted."""
+
 CONFIDENCE = 0.9
 """One-sided confidence of the precision of given answers, where it is high."""
 TESTED_SHARES = 2.0 ** (np.arange(-18, 1) / 3)

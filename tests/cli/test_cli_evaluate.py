@@ -227,13 +227,21 @@ def test_calibrate_says_which_precision_can_be_reached(checkpoint, prepared, tmp
     assert load(out).threshold is None
 
 
+def test_calibrate_with_the_labels_of_one_question_is_refused(checkpoint, tmp_path, capsys):
+    table = tiny.write_corpus(tmp_path / "one", tiny.candidates(1))
+    flags = ["--model", checkpoint(), "--output", tmp_path / "out", "--table", table]
+    assert "one question, so that none can be held out" in refused(capsys, "calibrate", *flags)
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("flags", [(), ("--high_confidence", "true")])
 def test_calibrate_stores_a_threshold_for_the_table_or_for_new_questions(
-    checkpoint, prepared, tmp_path, flags
+    checkpoint, prepared, tmp_path, capsys, flags
 ):
     out = tmp_path / "calibrated"
     arguments = ["--model", str(checkpoint()), "--output", str(out), "--table", str(prepared)]
     main(["calibrate", *arguments, "--min_precision", "0.4", *flags])
+    assert "12 questions are few" in capsys.readouterr().out
     assert (load(out).threshold is None) == bool(flags)  # 12 questions make nothing sure
 
 

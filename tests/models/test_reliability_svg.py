@@ -38,7 +38,9 @@ def abstention():
 
 
 def test_result_tells_the_errors_of_each_exit_and_when_it_abstains(abstention):
-    result = CalibrationResult((BEFORE, AFTER), (AFTER, BEFORE), abstention, ("exit_2", "exit_4"))
+    result = CalibrationResult(
+        (BEFORE, AFTER), (AFTER, BEFORE), abstention, ("exit_2", "exit_4"), 30
+    )
     lines = repr(result).splitlines()
     assert lines == [
         "exit_2: calibration error 0.2500 before, 0.1000 after; Brier 0.2000 and 0.1500",
@@ -59,7 +61,12 @@ def test_result_tells_the_errors_of_each_exit_and_when_it_abstains(abstention):
 
 def test_result_of_one_stage_names_no_exit_and_tells_where_there_is_no_threshold(abstention):
     unsure = Abstention(None, 0.3, abstention.coverage, abstention.risk)
-    lines = repr(CalibrationResult((BEFORE,), (BEFORE,), unsure, ("",))).splitlines()
+    lines = repr(CalibrationResult((BEFORE,), (BEFORE,), unsure, ("",), 30)).splitlines()
     assert lines[0].startswith("calibration error 0.2500 before, 0.2500 after; Brier 0.2000 and 0")
     assert not lines[0].endswith("were")  # equal errors
     assert lines[1].endswith("; no threshold is stored")
+
+
+def test_result_tells_that_its_questions_are_few(abstention):
+    result = CalibrationResult((BEFORE,), (AFTER,), abstention, ("",), 29)
+    assert repr(result).endswith("; 29 questions are few: calibration and threshold are rough")
