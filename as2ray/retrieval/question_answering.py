@@ -70,7 +70,7 @@ class QuestionAnswer:
     best_score: float | None
     """The probability that the first answer is right, or without a fitted one the ranker's score of
     it (of a logit its probability), even if it is too low for an answer; None without candidates or
-    without either."""
+    without either, also where a budget left the ranker no time for it."""
     reason: str | None
     """Why there is no answer; None if there is one."""
     nearest: tuple[Answer, ...]
@@ -332,12 +332,15 @@ def select_answers(
         ranker_scores = combined.ranker_scores[rows]
         if ranking[0].is_logit:
             ranker_scores = expit(ranker_scores)
-        best_score = float(ranker_scores[0])
         needed = ranker_threshold if threshold is None else threshold
-        if needed is not None:
+        if combined.exit_layers[rows[0]] != 0:  # else it was dropped, or there was no time for it
+            best_score = float(ranker_scores[0])
+        if needed:
             given = [a for a, score in zip(best, ranker_scores) if score >= needed]
-            if best_score < needed:
-                reason = f"the best score is {best_score:.4f}, and an answer needs {needed:.4f}"
+            if best_score is None or best_score < needed:
+                told = "the ranker did not score the best sentence"
+                told = told if best_score is None else f"the best score is {best_score:.4f}"
+                reason = f"{told}, and an answer needs {needed:.4f}"
     elif model is not None and probability is not None:
         limit = (model.threshold if threshold is None else threshold) or 0.0
         if probability < limit:

@@ -301,7 +301,7 @@ class AskResponse(RankingDetails):
     """Number of sentences that were found."""
     best_score: float | None
     """Probability that the first answer is right, or the ranker's score of it, even if it is too
-    low for an answer."""
+    low for an answer; null without either, also where the budget left no time for it."""
     reason: str | None
     """Why there is no answer; null if there is one."""
     nearest: list[Answer]

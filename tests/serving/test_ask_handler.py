@@ -140,8 +140,19 @@ def test_budget_is_as_in_rank_and_counts_the_retrieval(library):
         over = library.post("/ask", **{"json": body, **budget}).json()
         assert over["budget_exceeded_ms"] > over["timings_ms"]["retrieval"]
         assert {answer["exit_layer"] for answer in over["answers"]} == {0}
+        assert over["best_score"] is None  # of a score that nobody computed
     wrong = library.post("/ask", json={"question": "zebra"}, headers={"x-budget-ms": "0"})
     assert wrong.status_code == 422
+
+
+def test_budget_without_time_for_the_ranker_tells_so_where_a_threshold_needs_its_score(library):
+    body = {"question": "what is kovarin", "threshold": 0.3, "budget_ms": 0.001}
+    told = library.post("/ask", json=body).json()
+    assert (told["answers"], told["best_score"]) == ([], None)
+    assert (
+        told["reason"] == "the ranker did not score the best sentence, and an answer needs 0.3000"
+    )
+    assert told["nearest"]
 
 
 def test_budget_of_a_question_for_which_nothing_is_ranked_is_told_too(serve, library, index):
