@@ -1,4 +1,7 @@
-"""A LlamaIndex node postprocessor. Nodes are copied with their id and metadata."""
+"""A LlamaIndex node postprocessor. Nodes are copied with their id and metadata.
+
+What is added to the metadata is in no text that a model reads: neither a prompt nor another ranker.
+"""
 
 from typing import Any
 
@@ -56,10 +59,13 @@ class As2rayRerank(BaseNodePostprocessor):  # type: ignore[misc]
     def _with_score(
         self, scored_node: NodeWithScore, score: float, exit_layer: int | None
     ) -> NodeWithScore:
-        metadata: dict[str, Any] = dict(scored_node.node.metadata)
-        if exit_layer is not None:
-            metadata["exit_layer"] = exit_layer
+        added: dict[str, Any] = {} if exit_layer is None else {"exit_layer": exit_layer}
         if self.keep_retrieval_score:
-            metadata["retrieval_score"] = scored_node.score
-        node = scored_node.node.model_copy(update={"metadata": metadata})
-        return NodeWithScore(node=node, score=score)
+            added["retrieval_score"] = scored_node.score
+        node = scored_node.node
+        update = {
+            "metadata": node.metadata | added,
+            "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, *added],
+            "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, *added],
+        }
+        return NodeWithScore(node=node.model_copy(update=update), score=score)

@@ -95,6 +95,21 @@ def test_llama_index_postprocessor_ranks_and_keeps_ids(llama_index, model, expec
     assert all(not one.node.metadata for one in nodes)
 
 
+def test_llama_index_models_do_not_read_what_the_postprocessor_adds(llama_index, model):
+    from llama_index.core.schema import MetadataMode
+
+    rerank, nodes = llama_index
+    own = nodes[1].node.model_copy(update={"metadata": {"title": "Kovarin"}})
+    first = nodes[1].model_copy(update={"node": own})
+    postprocessor = rerank(model=model, keep_retrieval_score=True)
+    found = postprocessor.postprocess_nodes([first], query_str=QUESTION)
+    assert set(found[0].node.metadata) == {"title", "exit_layer", "retrieval_score"}
+    for mode in (MetadataMode.LLM, MetadataMode.EMBED):
+        assert found[0].node.get_content(mode) == own.get_content(mode)
+    again = postprocessor.postprocess_nodes(found, query_str=QUESTION)
+    assert again[0].score == found[0].score
+
+
 def test_llama_index_postprocessor_needs_a_query_and_takes_the_best(llama_index, model):
     rerank, nodes = llama_index
     assert len(rerank(model=model, top_n=2).postprocess_nodes(nodes, query_str=QUESTION)) == 2
