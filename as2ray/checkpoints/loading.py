@@ -280,10 +280,8 @@ def read_config(path: str | Path) -> Any:
     values = CheckpointFiles(name, revision).read_json("config.json")
     if values:
         check_config(name, values)
-    elif len(nested := list(Path(name).glob("*/config.json"))) == 1:  # such as of `as2ray train`
-        fix = f"did you mean {nested[0].parent}?"
-        raise CheckpointError(f"{name} is no checkpoint: it has no config.json", fix=fix)
-    # Without it transformers says what is missing.
+    else:
+        _refuse_parent(name)
     if values.get("model_type") == "new":
         config = gte_config(values)
     else:
@@ -292,6 +290,18 @@ def read_config(path: str | Path) -> Any:
     if hasattr(config, CONFIG_KEY):
         _check_format_version(path, getattr(config, CONFIG_KEY))
     return config
+
+
+def _refuse_parent(name: str) -> None:
+    """Raises an error that names the only checkpoint in a folder, if there is one.
+
+    As in the output of `as2ray train`, but not in an index, whose encoder is no ranker. Otherwise
+    transformers says what is missing.
+    """
+    nested = [path.parent for path in Path(name).glob("*/config.json")]
+    if len(nested) == 1 and not (nested[0] / "modules.json").exists():
+        problem = f"{name} is no checkpoint: it has no config.json"
+        raise CheckpointError(problem, fix=f"did you mean {nested[0]}?")
 
 
 def _check_tokenizer(path: str | Path, tokenizer: Any, num_embeddings: int) -> None:

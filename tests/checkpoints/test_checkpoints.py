@@ -480,6 +480,11 @@ def test_folder_in_which_one_ranker_lies_is_refused_with_the_ranker_named(checkp
     with pytest.raises(CheckpointError, match="trained is no checkpoint: it has no") as error:
         load(tmp_path / "trained")
     assert error.value.fix == f"did you mean {named}?"
+    (named / "modules.json").write_text("[]")  # as of the encoder in an index
+    with pytest.raises(CheckpointError, match="trained is no checkpoint") as error:
+        load(tmp_path / "trained")
+    assert "did you mean" not in str(error.value.fix)
+    (named / "modules.json").unlink()
     save(ranker, tmp_path / "trained" / "other")
     with pytest.raises(CheckpointError, match="trained is no checkpoint") as error:
         load(tmp_path / "trained")
