@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 
 from as2ray.cli.console import create_console, read_lines
-from as2ray.errors import ConfigError
+from as2ray.errors import ConfigError, CorpusError
 from as2ray.models.precision import Dtype
 from as2ray.tables.atomic import atomic_file
 
@@ -40,9 +40,11 @@ def annotate(
     from as2ray.retrieval.annotation import CandidateLister, ListedCandidate
     from as2ray.retrieval.sentence_index import SentenceIndex
 
+    texts, num_rows, listed = list(dict.fromkeys(read_lines(questions))), 0, set[str]()
+    if not texts:
+        raise CorpusError(f"{questions} has no line with a question")
     ranker = None if model is None else load(model, dtype=dtype)
     lister = CandidateLister(SentenceIndex.open(index), ranker, num_documents, top_k)
-    texts, num_rows, listed = list(dict.fromkeys(read_lines(questions))), 0, set[str]()
     with atomic_file(output) as path, open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(ListedCandidate._fields)

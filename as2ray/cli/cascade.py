@@ -18,6 +18,7 @@ from as2ray.cli.console import (
     parse_drop_ratios,
     parse_numbers,
     read_lines,
+    read_text,
 )
 from as2ray.console.configuration import console_log
 from as2ray.errors import ConfigError, CorpusError, EvaluationError
@@ -313,10 +314,7 @@ def read_pairs(path: Path) -> pa.Table:
     Raises:
         CorpusError: The file cannot be read, or a line is no such record.
     """
-    try:
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
+    lines = read_text(path).split("\n")
     lists = [_parse_record(path, n, line) for n, line in enumerate(lines, 1) if line.strip()]
     return _create_table(lists, str(path))
 

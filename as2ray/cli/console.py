@@ -1,9 +1,11 @@
 """Input tables, files of lines, number flags and output tables of the commands."""
 
+import gzip
 import sys
-from collections.abc import Mapping
+import zlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from as2ray.errors import ConfigError, CorpusError, EvaluationError
 
@@ -113,16 +115,27 @@ def create_console() -> "Console":
     )
 
 
+def read_text(path: str | Path) -> str:
+    """Reads a text file, decompressed if its name ends in `.gz`, as tables are.
+
+    Raises:
+        CorpusError: It is not a file of UTF-8 text.
+    """
+    open_file: Callable[..., IO[str]] = gzip.open if Path(path).suffix == ".gz" else open
+    try:
+        with open_file(path, "rt", encoding="utf-8") as file:
+            return file.read().removeprefix("\ufeff")  # Some editors write a byte order mark.
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
+
+
 def read_lines(path: str) -> list[str]:
     """Reads the lines of a file that are not blank; `-` reads standard input.
 
     Raises:
         CorpusError: It is not a file of UTF-8 text.
     """
-    try:
-        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CorpusError(f"{path} cannot be read as a file of UTF-8 text: {error}") from error
+    text = sys.stdin.read() if path == "-" else read_text(path)
     # Not splitlines: a sentence may contain U+2028, which is not the end of a line here.
-    lines = text.removeprefix("\ufeff").split("\n")  # Some editors write a byte order mark.
+    lines = text.removeprefix("\ufeff").split("\n")
     return [line.strip() for line in lines if line.strip()]

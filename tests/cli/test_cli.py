@@ -1,6 +1,7 @@
 """The command line, as a user calls it."""
 
 import csv
+import gzip
 import json
 import os
 
@@ -12,6 +13,8 @@ from refusals import refused
 
 from as2ray.checkpoints.initialization import init_ranker
 from as2ray.checkpoints.saving import save
+from as2ray.cli.cascade import read_pairs
+from as2ray.cli.console import read_lines
 from as2ray.cli.main import main
 from as2ray.corpora.preparation import read_split
 from as2ray.errors import CorpusError
@@ -79,6 +82,27 @@ def test_rank_reads_a_line_a_candidate_whatever_the_line_holds(checkpoint, tmp_p
             main([*asked, str(tmp_path / name)])
         assert stopped.value.code == 2
         assert "a file of UTF-8 text" in capsys.readouterr().err
+
+
+def test_files_of_lines_may_be_compressed_and_have_a_byte_order_mark(tmp_path):
+    path = tmp_path / "lines.txt.gz"
+    path.write_bytes(gzip.compress("\ufeffOne.\r\n\r\nAnother.\r\n".encode()))
+    assert read_lines(str(path)) == ["One.", "Another."]
+    record = json.dumps({"question": "Why?", "candidates": ["So.", "No."]})
+    (tmp_path / "pairs.jsonl.gz").write_bytes(gzip.compress(f"\ufeff{record}\n".encode()))
+    assert read_pairs(tmp_path / "pairs.jsonl.gz")["candidate"].to_pylist() == ["So.", "No."]
+    for damaged in (path.read_bytes()[:-12], b"One.\n"):
+        path.write_bytes(damaged)
+        with pytest.raises(CorpusError, match="cannot be read as a file of UTF-8 text"):
+            read_lines(str(path))
+
+
+def test_annotate_without_a_question_writes_no_list(tmp_path, capsys):
+    (tmp_path / "questions.txt").write_text("\n")
+    flags = ["--index", "nowhere", "--questions", tmp_path / "questions.txt"]
+    error_text = refused(capsys, "annotate", *flags, "--output", tmp_path / "lists.csv")
+    assert "questions.txt has no line with a question" in error_text
+    assert not (tmp_path / "lists.csv").exists()
 
 
 def test_corpora_leaks_finds_shared_and_almost_equal_questions(tmp_path, capsys):
