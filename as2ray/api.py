@@ -157,12 +157,17 @@ def serve(
         port: Port to listen on; 0 for any free one, which the line about the start names.
 
     Raises:
-        ConfigError: The port is no integer, or see `as2ray serve`.
+        ConfigError: The port is no integer, the model or the index is no path, or see
+            `as2ray serve`.
     """
     from as2ray.cli.serve import serve as serve_command
     from as2ray.errors import ConfigError
 
     if not isinstance(port, int) or isinstance(port, bool):
         raise ConfigError(f"port={port!r} must be an integer")
+    for name, path in {"model": model, "index": index}.items():
+        if path is not None and not isinstance(path, str | Path):
+            problem = f"{name}={path!r:.200} cannot be served: replicas open its folder"
+            raise ConfigError(problem, fix="give the path of the folder, or a hub id")
     model, index = (None if path is None else str(path) for path in (model, index))
     serve_command(model, index=index, host=host, port=port)

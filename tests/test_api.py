@@ -92,6 +92,9 @@ def test_what_is_no_index_or_ranker_is_refused_before_the_question(index, tmp_pa
         (lambda ranker: as2ray.load(), "path: Missing required argument"),
         (lambda ranker: as2ray.calibrate(ranker, [], "new"), r"path=PointwiseRanker\(.*\): Input"),
         (lambda ranker: as2ray.calibrate("model", [], None), "path=None: Input"),
+        (lambda ranker: as2ray.push_to_hub(None, "a/b"), "model=None, repo_id='a/b': expected a"),
+        (lambda ranker: as2ray.push_to_hub("model", None), "model='model', repo_id=None: expected"),
+        (lambda ranker: as2ray.train("t.csv", None), "output=None is no folder"),
         (lambda ranker: ranker.calibrate(None), "table=None: Input should be an instance of Table"),
         (lambda ranker: as2ray.index(None, "new", encoder=None), "documents=None: Input"),
         (lambda ranker: as2ray.SentenceIndex.open(5), "folder=5: Input"),
@@ -102,6 +105,24 @@ def test_what_is_no_index_or_ranker_is_refused_before_the_question(index, tmp_pa
 def test_wrong_argument_is_refused_in_one_line_that_names_it(call, problem, checkpoint):
     with pytest.raises(ConfigError, match=f"^{problem}.*$"):
         call(as2ray.load(checkpoint()))
+
+
+UNLABELED = tiny.candidates(2).drop_columns(["label"])
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda ranker: ranker.predict_table("t.csv"), "must be an Arrow table, not str"),
+        (lambda ranker: ranker.calibrate(UNLABELED), r"a table with .* lacks \['label'\]"),
+        (lambda ranker: as2ray.serve(ranker), r"model=PointwiseRanker\(.*\) cannot be served"),
+        (lambda ranker: as2ray.serve(index=5), "index=5 cannot be served"),
+    ],
+)
+def test_another_kind_of_object_is_refused_with_what_to_pass(call, problem, checkpoint):
+    with pytest.raises(ConfigError, match=problem) as error:
+        call(as2ray.load(checkpoint()))
+    assert error.value.fix
 
 
 SETTINGS = {"BM25", "CascadeConfig", "ModelSpec", "QuestionAnswerer", "TrainingConfig"}

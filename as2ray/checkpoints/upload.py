@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 from huggingface_hub import HfApi
 
 from as2ray.checkpoints.saving import save
-from as2ray.errors import CheckpointError
+from as2ray.errors import CheckpointError, ConfigError
 from as2ray.models.ranker import Ranker
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.md")
@@ -35,11 +35,17 @@ def push_to_hub(
 
     Raises:
         CheckpointError: The folder is no checkpoint, or the hub refuses or cannot be reached.
+        ConfigError: There is no ranker or no name.
     """
     if isinstance(model, Ranker):
         with TemporaryDirectory() as folder:
             path = save(model, Path(folder) / "ranker")
             return push_to_hub(path, repo_id, private=private, token=token, endpoint=endpoint)
+    if not isinstance(model, str | Path) or not isinstance(repo_id, str):
+        raise ConfigError(
+            f"model={model!r:.200}, repo_id={repo_id!r:.200}: expected a ranker or its folder, and "
+            "a name such as OWNER/NAME"
+        )
     folder_path = Path(model)
     if not (folder_path / "config.json").is_file():
         raise CheckpointError(f"{model} is no checkpoint: it has no config.json")

@@ -174,6 +174,8 @@ def train(  # noqa: PLR0913 - every argument is a flag
     """
     if table is None:
         raise ConfigError("table=None: there is nothing to train on")
+    if not isinstance(output, str | Path):
+        raise ConfigError(f"output={output!r:.200} is no folder")
     if not isinstance(model, str | Path):
         problem = f"model is a {type(model).__name__}, and neither a folder nor a hub id"
         raise ConfigError(problem, fix="give its folder or hub id; max_length is an argument")

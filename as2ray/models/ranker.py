@@ -43,7 +43,7 @@ from as2ray.models.precision import Dtype, dtype_name, resolve_dtype
 from as2ray.models.time_budget import OVERHEAD_MS, RankerSpeed, TimedPass, measure_speed
 from as2ray.outputs import RankedCandidate, Ranking, output_names
 from as2ray.tables.reliability import measure_abstention, measure_reliability
-from as2ray.tables.schema import question_indices
+from as2ray.tables.schema import check_is_table, question_indices
 from as2ray.tables.score_checks import check_binary_labels
 from as2ray.text.input_checks import check_text, check_top_k
 from as2ray.text.tokenization import PairTokenizer
@@ -294,7 +294,11 @@ class Ranker(nn.Module, ABC):
         Args:
             table: A table with the columns `question_id`, `question` and `candidate`.
             drop_ratios: See `predict_pairs`.
+
+        Raises:
+            ConfigError: It is no such table.
         """
+        check_is_table(table, ("question_id", "question", "candidate"))
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         return self.predict_pairs(*texts, question_indices(table), drop_ratios)
 
@@ -454,16 +458,18 @@ class Ranker(nn.Module, ABC):
 
         Raises:
             EvaluationError: All labels are equal, or they are those of one question.
-            ConfigError: An unknown method, or a precision outside (0, 1].
+            ConfigError: An unknown method, a precision outside (0, 1], or a table without labels.
         """
+        check_is_table(table, ("question_id", "question", "candidate", "label"))
         texts = (table["question"].to_pylist(), table["candidate"].to_pylist())
         labels = table["label"].to_numpy()
         check_binary_labels(labels)
         question_index = question_indices(table)
-        if question_index[-1] == 0:
+        num_questions = int(question_index.max()) + 1  # rows of a question need not be adjacent
+        if num_questions == 1:
             problem = "the labels are those of one question, so that none can be held out"
             raise EvaluationError(problem, fix="give a table with more questions")
-        folds = np.random.default_rng(0).permutation(question_index[-1] + 1) % NUM_FOLDS
+        folds = np.random.default_rng(0).permutation(num_questions) % NUM_FOLDS
         before, after, calibrations = [], [], []
         for scores in self.predict_stage_scores(*texts, question_index).T:
             held_out = cross_fit(scores, labels, folds[question_index], method)
@@ -482,7 +488,7 @@ class Ranker(nn.Module, ABC):
         self.threshold = abstention.threshold
         names = output_names(self.exit_layers, len(before))
         return CalibrationResult(
-            tuple(before), tuple(after), abstention, tuple(names), len(top_rows)
+            tuple(before), tuple(after), abstention, tuple(names), num_questions
         )
 
     def check_keeps_budget(self) -> None:

@@ -42,6 +42,20 @@ def test_calibrated_ranker_keeps_its_order_and_comes_closer_to_the_labels(
         assert np.isfinite(mended.ece)
 
 
+def test_calibration_of_questions_whose_rows_are_not_adjacent_is_that_of_sorted_ones(checkpoint):
+    ranker, table = (
+        load(checkpoint("bert"), max_length=60, device="cpu"),
+        tiny.candidates(8, seed=4),
+    )
+    expected = ranker.calibrate(table)
+    calibration, threshold = ranker.calibration, ranker.threshold
+    last = [0, *range(5, table.num_rows), *range(1, 5)]  # the first question ends the table
+    result = ranker.calibrate(table.take(last))
+    assert (result.num_questions, ranker.threshold) == (8, threshold)
+    assert repr(result).split(";")[-1] == repr(expected).split(";")[-1]
+    assert ranker.calibration == calibration
+
+
 def test_calibration_does_not_outlive_the_weights_it_was_made_for(checkpoint, tmp_path):
     ranker = load(checkpoint("bert"), max_length=60, device="cpu")
     ranker.calibrate(tiny.candidates(60, seed=4), min_precision=0.01)
