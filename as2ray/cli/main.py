@@ -6,6 +6,8 @@ import sys
 from argparse import ArgumentError
 from collections.abc import Sequence
 from importlib import import_module
+from inspect import signature
+from itertools import zip_longest
 from typing import Any
 
 os.environ.setdefault("PYDANTIC_ERRORS_INCLUDE_URL", "0")  # Read when pydantic is imported.
@@ -111,7 +113,7 @@ def _run(flags: list[str]) -> None:
     try:
         auto_cli(
             {name: component},
-            args=flags,
+            args=_complete_switches(flags, component),
             as_positional=False,
             exit_on_error=False,
             parser_class=_Parser,
@@ -122,6 +124,19 @@ def _run(flags: list[str]) -> None:
         if unknown is None:
             raise
         raise _unknown_flags(unknown[1].split(), component, name) from None
+
+
+def _complete_switches(flags: list[str], component: Any) -> list[str]:
+    """Returns flags in which those of truth values that stand alone, `--overwrite`, are true."""
+    function = component
+    if isinstance(component, type):
+        function = getattr(component, flags[1] if flags[1:] else "", None)
+    parameters = signature(function).parameters if callable(function) else {}
+    switches = {f"--{name}" for name, each in parameters.items() if each.annotation is bool}
+    return [
+        f"{flag}=true" if flag in switches and (following or "--").startswith("--") else flag
+        for flag, following in zip_longest(flags, flags[1:])
+    ]
 
 
 def _unknown_flags(flags: list[str], component: Any, name: str) -> ConfigError:

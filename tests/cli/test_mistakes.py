@@ -36,6 +36,19 @@ def errors_of(command, arguments, capsys):
     return error
 
 
+def test_truth_flag_may_stand_without_its_value(tmp_path, capsys):
+    (tmp_path / "whales.txt").write_text("A whale is long.")
+    index = ["index", str(tmp_path / "whales.txt"), "--output", str(tmp_path / "index"), "--quiet"]
+    main([*index, "--encoder", "none"])
+    assert "exists" in errors_of(main, [*index, "--encoder", "none"], capsys)
+    main([*index, "--overwrite", "--encoder", "none"])
+    main([*index, "--encoder", "none", "--overwrite"])
+    assert "exists" in errors_of(main, [*index, "--overwrite", "false"], capsys)
+    (tmp_path / "store").mkdir()
+    prune = ["store", "prune", "--store", str(tmp_path / "store"), "--keep", "[]", "--dry_run"]
+    assert "expected one argument" not in errors_of(main, prune, capsys)
+
+
 SERVE = ("serve", "--model", "own/ranker")
 TRAIN = ("train", "--table", "x.csv", "--output", "out")
 
