@@ -74,7 +74,8 @@ class CombinedRanking(NamedTuple):
     """The candidates, best first."""
     scores: np.ndarray
     """Score of each candidate, shape [candidates]: the ranker's if no other part counts. Otherwise
-    their shares of the exponentiated sums; 0 for those that were dropped before the ranker."""
+    their shares of the exponentiated sums; 0 for those that were dropped before the ranker (of
+    logits the lowest one)."""
     exit_layers: list[int | None]
     """Layer after which each candidate was scored; 0 for those that never reached the ranker."""
     ranker_scores: np.ndarray
@@ -241,8 +242,9 @@ class AnswerScoring:
             kept["ranker"] = logits_of(ranking)
         sums, scores = self.score(kept), np.zeros(num_candidates)
         scores[rows] = softmax(sums) if len(rows) else sums
-        if [*self.weights] == ["ranker"]:
-            scores = ranker_scores
+        if [*self.weights] == ["ranker"] and ranking:
+            lowest = np.nanmin(ranker_scores) if ranking[0].is_logit else 0.0
+            scores = np.where(np.isnan(ranker_scores), lowest, ranker_scores)
         probability = self._probability(kept)
         return CombinedRanking(
             self._order(rows, sums, parts), scores, exit_layers, ranker_scores, probability

@@ -382,7 +382,19 @@ def test_ranking_has_shares_layers_and_the_scores_of_the_ranker_for_those_it_was
     features = answer_features(kept, sums)
     assert combined.probability == pytest.approx(float(MODEL.probability(features)))
     alone = replace(scoring, weights={"ranker": 1.0}).rank(parts, ranking)
-    np.testing.assert_array_equal(alone.scores, combined.ranker_scores)
+    assert alone.scores.tolist() == [0.5, 0.0, 0.75, 0.25]
+
+
+@pytest.mark.parametrize(("is_logit", "lowest"), [(False, 0.0), (True, -3.0)])
+def test_ranker_alone_gives_a_score_to_those_too_that_never_reached_it(is_logit, lowest):
+    scoring = AnswerScoring({"ranker": 1.0}, max_ranked=2)
+    parts = {"bm25": np.array([1.0, 4.0, 2.0, 3.0])}
+    scores = {1: 2.0, 0: -3.0} if is_logit else {1: 0.9, 0: 0.25}
+    ranking = [RankedCandidate(i, s, "", None, is_logit) for i, s in scores.items()]
+    combined = scoring.rank(parts, ranking)
+    assert combined.rows == [3, 1, 2, 0]
+    assert combined.scores.tolist() == [lowest, scores[0], lowest, scores[1]]
+    assert np.isnan(combined.ranker_scores).tolist() == [True, False, True, False]
 
 
 def test_logits_of_a_ranking_never_rise_though_the_dropped_scored_higher():
