@@ -15,5 +15,12 @@ def export(model: str, output: str) -> None:
     from as2ray.checkpoints.saving import check_new_path
 
     folder = check_new_path(output)
-    exported = export_cross_encoder(load(model, dtype="fp32", device="cpu"), folder)
+    ranker = load(model, dtype="fp32", device="cpu")
+    exported = export_cross_encoder(ranker, folder)
     sys.stdout.write(f"{exported}\n")
+    if ranker.calibration or ranker.threshold is not None:
+        sys.stderr.write(
+            "without the calibration and its threshold, which CrossEncoder cannot use\n"
+        )
+    if ranker.tokenizer.prompt:
+        sys.stderr.write("CrossEncoder puts no prompt around pairs: give it whole prompts\n")

@@ -64,6 +64,19 @@ def test_export_keeps_the_number_format_of_the_weights(checkpoint, tmp_path):
     assert config["label2id"] == {"answer": 0}
 
 
+def test_export_says_what_stays_behind(checkpoint, tmp_path, capsys):
+    ranker = load(checkpoint("bert"))
+    main(["export", "--model", str(checkpoint("bert")), "--output", str(tmp_path / "plain")])
+    assert capsys.readouterr().err == ""
+    ranker.calibrate(tiny.candidates(20))
+    calibrated = str(save(ranker, tmp_path / "calibrated"))
+    main(["export", "--model", calibrated, "--output", str(tmp_path / "uncalibrated")])
+    assert "without the calibration and its threshold" in capsys.readouterr().err
+    decoder = str(checkpoint("qwen3", 1, max_position_embeddings=600))
+    main(["export", "--model", decoder, "--output", str(tmp_path / "decoder")])
+    assert "give it whole prompts" in capsys.readouterr().err
+
+
 def test_export_of_a_cascade_says_what_cross_encoders_do_not_know(checkpoint, tmp_path):
     cascade = save(
         init_ranker(checkpoint("bert", None), max_length=60, exit_layers=[1, 3]),
