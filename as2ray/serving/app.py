@@ -16,6 +16,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from starlette.convertors import PathConvertor, register_url_convertor
 from starlette.exceptions import HTTPException
 
 from as2ray.retrieval.query_generation import example_questions
@@ -83,6 +84,15 @@ DEMO_PAGE_HEADERS = {
 
 Rank = Callable[[RerankRequest, Request, float | None], Awaitable[RerankResult]]
 """Ranks a request, within a budget in milliseconds if there is one."""
+
+
+class _DocumentConvertor(PathConvertor):
+    """The rest of a path, which may have slashes and, as names of files, line feeds."""
+
+    regex = "(?s:.*)"
+
+
+register_url_convertor("document", _DocumentConvertor())
 
 
 def select_model(model: str | None, models: Mapping[str, str]) -> str:
@@ -283,7 +293,7 @@ def _add_ask_route(
 def _add_document_route(app: FastAPI, settings: Settings, index: SentenceIndex) -> None:
     responses = _error_responses(settings, "as2ray", RankError)
 
-    @app.get("/documents/{document_id:path}", responses=responses)
+    @app.get("/documents/{document_id:document}", responses=responses)
     async def document(document_id: str) -> DocumentResponse:
         """Returns the text of a document of the index.
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -56,6 +57,19 @@ def test_document_of_an_answer_is_given_whole_with_its_paragraphs(library, monke
     document = library.get("/documents/one.txt").json()
     assert [each["text"] for each in document["paragraphs"]] == [texts[0], texts[1][:7]]
     assert not document["is_complete"]
+
+
+@pytest.mark.parametrize("name", ["two\nlines.txt", "a/b #? é.txt"])
+def test_document_of_any_name_is_given(serve, tmp_path, name):
+    path = tmp_path / "library" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("A zebra has stripes.")
+    write_index(tmp_path / "library", tmp_path / "index")
+    library = serve(index_path=str(tmp_path / "index"))
+    [answer] = library.post("/ask", json={"question": "zebra"}).json()["answers"]
+    response = library.get(f"/documents/{quote(answer['document_id'], safe='')}")
+    assert (response.status_code, response.json()["document_id"]) == (200, name)
+    assert library.get("/documents/nothing").json()["error"] == "not_found"
 
 
 def test_document_that_is_not_in_the_index_is_not_found(library, client):
