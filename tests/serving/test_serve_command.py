@@ -15,6 +15,7 @@ from pathlib import Path
 
 import grpc
 import httpx
+import numpy as np
 import psutil
 import pytest
 from ray.serve.generated import serve_pb2, serve_pb2_grpc
@@ -226,8 +227,11 @@ def test_a_request_whose_client_leaves_is_not_ranked_to_its_end(service):
             time.sleep(1)
         return spent - before, seconds
 
+    cpu_s_of_big(900)  # the first one also starts threads
     whole, seconds = cpu_s_of_big(900)
-    assert cpu_s_of_big(seconds / 4)[0] < 0.75 * whole
+    # On a busy machine one client may leave before its request is ranked, or just after it.
+    spent = [cpu_s_of_big(seconds / 4)[0] for _ in range(5)]
+    assert np.median(spent) < 0.75 * whole, spent
 
 
 def test_a_stopped_ranker_is_told_at_once_and_replaced_within_seconds(service):
