@@ -30,7 +30,7 @@ class Trial:
     """`running`, `finished`, `stopped` early by ASHA, or `failed`."""
     values: dict[str, float]
     duration_s: float
-    """Also in searches that were interrupted, as far as they reported it."""
+    """With that of its run in a search that was interrupted, if the run had ended there."""
     epoch: float | None = None
     """Epochs that it trained."""
     name: str = ""

@@ -325,7 +325,10 @@ class _RunLog(tune.Callback):  # type: ignore[misc]
         result = tune_trial.last_result or {}
         # A trial that failed may have reported nothing.
         started_at = tune_trial.run_metadata.start_time or time.time()
-        seconds = float(result.get("time_total_s", time.time() - started_at))
+        # At the start of a trial that is restored, this is the time of its run before.
+        seconds = 0.0
+        if state != "running":
+            seconds = float(result.get("time_total_s", time.time() - started_at))
         number, params = _trial_number(tune_trial), dict(tune_trial.config)
         earlier = self.earlier.get(number)
         if earlier is not None and earlier.params == params:

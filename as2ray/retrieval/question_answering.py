@@ -338,9 +338,11 @@ def select_answers(
         if needed:
             given = [a for a, score in zip(best, ranker_scores) if score >= needed]
             if best_score is None or best_score < needed:
-                told = "the ranker did not score the best sentence"
-                told = told if best_score is None else f"the best score is {best_score:.4f}"
-                reason = f"{told}, and an answer needs {needed:.4f}"
+                if best_score is None:
+                    cause = "the ranker did not score the best sentence"
+                else:
+                    cause = f"the best score is {best_score:.4f}"
+                reason = f"{cause}, and an answer needs {needed:.4f}"
     elif model is not None and probability is not None:
         limit = (model.threshold if threshold is None else threshold) or 0.0
         if probability < limit:

@@ -53,7 +53,7 @@ def get_splitter(name: str) -> SentenceSplitter:
 
 
 def versioned_name(name: str) -> str:
-    """Returns the name with its version, such as `syntok-1.4.4`."""
+    """Returns the name with its version, such as `syntok-1.4.4-1`."""
     splitter = get_splitter(name)
     return f"{splitter.name}-{splitter.version}"
 
@@ -100,8 +100,9 @@ syntok does not know."""
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s+(?=[\"'“‘(\[]*[A-Z0-9])|\n\s*\n")
 
 SPLITTERS: dict[str, SentenceSplitter] = {
-    "syntok": SentenceSplitter("syntok", version("syntok"), _split_syntok),
-    "simple": SentenceSplitter("simple", "1", _split_simple),
+    # The last digit is that of the stops of other scripts.
+    "syntok": SentenceSplitter("syntok", f"{version('syntok')}-1", _split_syntok),
+    "simple": SentenceSplitter("simple", "2", _split_simple),
     "lines": SentenceSplitter("lines", "1", _split_lines),
 }
 """Splitters by name: the rules of syntok; a full stop before a capital; one sentence per line."""

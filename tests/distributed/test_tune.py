@@ -1,6 +1,7 @@
 """Searches over stored scores."""
 
 import csv
+import json
 import logging
 import os
 import pickle
@@ -125,15 +126,18 @@ def test_interrupted_search_says_so_and_resumes_with_the_trials_of_a_whole_one(
 def test_duration_of_a_trial_counts_what_an_interrupted_search_did(tmp_path):
     search = tune_run.TuneRun(tmp_path, {"distance": "min"}, 2)
     search.scratch.mkdir()
-    search.write_trial(Trial(1, {"x": 0.5}, "running", {}, duration_s=20.0))
-    search.write_trial(Trial(2, {"x": 0.1}, "running", {}, duration_s=30.0))
+    search.write_trial(Trial(1, {"x": 0.5}, "finished", {"distance": 0.25}, duration_s=20.0))
+    search.write_trial(Trial(2, {"x": 0.1}, "finished", {"distance": 0.5}, duration_s=30.0))
     log = tune_run._RunLog(search, None)
     # The second one was proposed anew: the study knows the first alone.
     for number, params in ((1, {"x": 0.5}), (2, {"x": 0.7})):
         trial = ray.tune.experiment.Trial("", config=params, stub=True)
         trial.experiment_tag = f"{number}_x={params['x']}"
         trial.run_metadata.last_result = {"distance": 0.25, "finished": True, "time_total_s": 1.5}
+        log.on_trial_start(1, [], trial)  # Tune restores what it knew of the run before
         log.on_trial_complete(1, [], trial)
+    states = [json.loads(line) for line in (search.scratch / "trials.jsonl").open()]
+    assert [each["duration_s"] for each in states[2:]] == [20.0, 21.5, 0.0, 1.5]
     assert [trial.duration_s for trial in search.read_trials()] == [21.5, 1.5]
 
 
