@@ -99,15 +99,15 @@ def test_llama_index_models_do_not_read_what_the_postprocessor_adds(llama_index,
     from llama_index.core.schema import MetadataMode
 
     rerank, nodes = llama_index
-    own = nodes[1].node.model_copy(update={"metadata": {"title": "Kovarin"}})
-    first = nodes[1].model_copy(update={"node": own})
+    titled = nodes[1].node.model_copy(update={"metadata": {"title": "Kovarin"}})
+    first = nodes[1].model_copy(update={"node": titled})
     postprocessor = rerank(model=model, keep_retrieval_score=True)
-    found = postprocessor.postprocess_nodes([first], query_str=QUESTION)
-    assert set(found[0].node.metadata) == {"title", "exit_layer", "retrieval_score"}
+    ranked = postprocessor.postprocess_nodes([first], query_str=QUESTION)
+    assert set(ranked[0].node.metadata) == {"title", "exit_layer", "retrieval_score"}
     for mode in (MetadataMode.LLM, MetadataMode.EMBED):
-        assert found[0].node.get_content(mode) == own.get_content(mode)
-    again = postprocessor.postprocess_nodes(found, query_str=QUESTION)
-    assert again[0].score == found[0].score
+        assert ranked[0].node.get_content(mode) == titled.get_content(mode)
+    again = postprocessor.postprocess_nodes(ranked, query_str=QUESTION)
+    assert again[0].score == ranked[0].score
 
 
 def test_llama_index_postprocessor_needs_a_query_and_takes_the_best(llama_index, model):
